@@ -69,7 +69,7 @@ class CountingGroup final : public muster::group::BaseGroup {
                            const muster::WaitOptions& options) override {
     inner_->wait_for_packets(done, on, options);
   }
-  std::shared_ptr<muster::group::BaseGroup> make_part(const Part& part, Tie tie,
+  std::shared_ptr<muster::group::BaseGroup> make_part(const SplitPart& part, Tie tie,
                                                       const muster::WaitOptions& options) override {
     if (tie == Tie::companion) return inner_->companion(options);
     return std::static_pointer_cast<muster::group::BaseGroup>(inner_->split(part.members, options));

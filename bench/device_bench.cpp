@@ -42,7 +42,7 @@ double seconds_of(const auto& work) {
 }
 
 /// Queues a copy and polls until it is complete. This is the lower bound.
-double plain_copy(cuda::Stream& stream, const auto& queue) {
+double plain_copy(cuda::CopyStream& stream, const auto& queue) {
   const cuda::Current current(stream.device());
   cuda::Event event(stream.device());
   return seconds_of([&] {
@@ -53,7 +53,7 @@ double plain_copy(cuda::Stream& stream, const auto& queue) {
   });
 }
 
-double plain_to_host(const Tensor& source, cuda::MemoryPool& pinned, cuda::Stream& stream) {
+double plain_to_host(const Tensor& source, cuda::MemoryPool& pinned, cuda::CopyStream& stream) {
   const cuda::Current current(stream.device());
   const cuda::MemoryPool::Buffer target = pinned.take(source.nbytes());
   if (!target.is_locked) throw Error(ErrorKind::out_of_space, "no page-locked memory for the floor");
@@ -64,7 +64,7 @@ double plain_to_host(const Tensor& source, cuda::MemoryPool& pinned, cuda::Strea
   });
 }
 
-double plain_to_device(const Tensor& source, const Tensor& target, cuda::Stream& stream) {
+double plain_to_device(const Tensor& source, const Tensor& target, cuda::CopyStream& stream) {
   return plain_copy(stream, [&] {
     cuda::check(cuda::driver().copy_on_device(cuda::device_pointer(target.data()), cuda::device_pointer(source.data()),
                                               source.nbytes(), stream.handle()),
@@ -80,7 +80,7 @@ void run_case(bench::Meeting& meeting, Group& group, const Settings& settings, s
   const Tensor source = cuda_allocate(DType::u8, {extent}, mine);
   const Tensor target = cuda_allocate(DType::u8, {extent}, 0);
   const std::shared_ptr<cuda::MemoryPool> pinned = cuda::make_pinned_pool();
-  cuda::Stream stream(mine);
+  cuda::CopyStream stream(mine);
   const Config config = source;
   const std::vector<int> ranks{0, 1};
   GatherOptions options;

@@ -27,7 +27,7 @@ struct FingerprintArguments {
 Fingerprint read_fingerprint(const std::string& file, const SourceOptions& request) {
   Fingerprint fingerprint = with_file("reading the fingerprint", file,
                                       [&] { return parse_fingerprint(read_text(file, longest_fingerprint)); });
-  const muster::Selection selection(request);
+  const muster::TensorSelection selection(request);
   std::erase_if(fingerprint.tensors, [&](const TensorFingerprint& tensor) { return !selection.has(tensor.name); });
   return fingerprint;
 }

@@ -39,8 +39,8 @@ struct ListArguments {
 bool is_for_survey(const ListArguments& arguments) {
   std::error_code error;
   if (!std::filesystem::is_directory(arguments.path, error)) return false;
-  const Contents::Kind kind = contents_of(arguments.path, arguments.source.thirdparty).kind;
-  return kind == Contents::Kind::workspace || kind == Contents::Kind::other;
+  const PathContents::Kind kind = contents_of(arguments.path, arguments.source.thirdparty).kind;
+  return kind == PathContents::Kind::workspace || kind == PathContents::Kind::other;
 }
 
 /// Sorts the states of each job, and the other files.

@@ -66,7 +66,7 @@ void attempt(Trial& trial, const Step& step) {
   }
 }
 
-Trial try_plan(MergePlan& plan, const TensorSource& model, const Selection& selection) {
+Trial try_plan(MergePlan& plan, const TensorSource& model, const TensorSelection& selection) {
   std::vector<NamedSpec> all;
   for (const TensorEntry& entry : model.tensors()) all.push_back({entry.name, {entry.dtype, entry.shape}});
   fit_to(plan, all);
@@ -118,7 +118,7 @@ Trial try_on_ranks(const MergePlan& plan, const ShardSet& shards, const Request&
 }
 
 /// Removes the tensors that the options do not select, and sorts the others.
-void narrow(Trial& trial, const Selection& selection, const PlanArguments& arguments) {
+void narrow(Trial& trial, const TensorSelection& selection, const PlanArguments& arguments) {
   std::erase_if(trial.taken, [&](const Trial::Taken& taken) { return !selection.has(taken.tensor.name); });
   if (trial.taken.empty() && trial.problems.empty() && !selection.is_all())
     refuse_selection({.select = arguments.filter.select, .exclude = arguments.filter.exclude});
@@ -207,7 +207,7 @@ int check(const PlanArguments& arguments) {
   std::vector<std::string> notes;
   const std::optional<Config> config = shards.facts(request, notes).config;
   MergePlan plan = MergePlan::load(arguments.plan, config ? &*config : nullptr);
-  const Selection selection({.select = arguments.filter.select, .exclude = arguments.filter.exclude});
+  const TensorSelection selection({.select = arguments.filter.select, .exclude = arguments.filter.exclude});
   if (has_ranks) {
     request.plan = arguments.plan;
     (void)layout_of(shards.listings(), request.source_layout);  // a wrong layout is not a problem of the plan

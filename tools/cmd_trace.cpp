@@ -24,7 +24,7 @@ struct TraceArguments {
 void write_file(const inspect::Trace& trace, const std::string& path) {
   constexpr std::size_t piece = 1 << 20;
   os::remove_dead_partials(path);
-  os::OutputFile file(path);
+  os::PublishedFile file(path);
   std::string text;
   std::uint64_t at = 0;
   const auto write = [&] {

@@ -77,9 +77,9 @@ class MessageQueue {
   [[nodiscard]] bool has_message() const noexcept;
 
  private:
-  class Ring;
-  explicit MessageQueue(std::unique_ptr<Ring> ring);
-  std::unique_ptr<Ring> ring_;
+  class QueueRing;
+  explicit MessageQueue(std::unique_ptr<QueueRing> ring);
+  std::unique_ptr<QueueRing> ring_;
 };
 
 }  // namespace muster

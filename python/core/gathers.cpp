@@ -20,11 +20,11 @@
 namespace muster::python {
 namespace {
 
-using gather::Operation;
+using gather::GatherKind;
 
 /// Returns make(), which converts Python objects to arguments. If it fails, every rank of the group receives the error.
 template <class Make>
-auto arguments_of(Operation operation, Group& group, const Make& make) -> decltype(make()) {
+auto arguments_of(GatherKind operation, Group& group, const Make& make) -> decltype(make()) {
   return made_or_refused(make, [&](const Error& failure) { gather::refuse(operation, failure, all_ranks, group, {}); });
 }
 
@@ -109,7 +109,7 @@ nb::object pair_of(GatherResult<T> gathered) {
 
 nb::object get_configs(nb::handle value, nb::handle ranks, Group& group, const nb::dict& options) {
   std::optional<Config> config;
-  const Asked call = arguments_of(Operation::configs, group, [&] {
+  const Asked call = arguments_of(GatherKind::configs, group, [&] {
     if (!value.is_none()) config = config_of(value);
     return asked(ranks, options);
   });
@@ -119,7 +119,7 @@ nb::object get_configs(nb::handle value, nb::handle ranks, Group& group, const n
 
 nb::object get_tensors(nb::handle value, nb::handle ranks, Group& group, const nb::dict& options) {
   Tensor tensor;
-  const Asked call = arguments_of(Operation::tensors, group, [&] {
+  const Asked call = arguments_of(GatherKind::tensors, group, [&] {
     tensor = tensor_of(value);
     return asked(ranks, options);
   });
@@ -145,7 +145,7 @@ Merge merge_of(nb::handle given) {
 nb::object merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Group& group, const nb::dict& options) {
   Tensor tensor;
   Merge kind;
-  const Asked call = arguments_of(Operation::merge, group, [&] {
+  const Asked call = arguments_of(GatherKind::merge, group, [&] {
     tensor = tensor_of(value);
     kind = merge_of(merge);
     return asked(ranks, options);
@@ -188,7 +188,7 @@ nb::object object_of_part(const LayerPart& part) {
 nb::object stream(nb::callable source, nb::handle ranks, Group& group, nb::callable consume, const nb::dict& options,
                   const std::stop_source& stop) {
   StreamOptions given;
-  const Ranks list = arguments_of(Operation::stream, group, [&] {
+  const Ranks list = arguments_of(GatherKind::stream, group, [&] {
     given.memory_budget = bytes_of(options["memory_budget"]);
     given.pipeline_depth = argument_of<int>(options["pipeline_depth"], "pipeline_depth");
     given.route = route_named(argument_of<std::string>(options["route"], "route"));

@@ -78,9 +78,9 @@ class PerProcess {
  public:
   T& operator*() {
     const pid_t self = ::getpid();
-    Node* node = node_.load(std::memory_order_acquire);
+    ForkRecord* node = node_.load(std::memory_order_acquire);
     if (node != nullptr && node->process == self) return node->value;
-    auto* const fresh = new Node{self, node, {}};
+    auto* const fresh = new ForkRecord{self, node, {}};
     // The pointer to the parent's node keeps that node reachable for leak checkers.
     if (node_.compare_exchange_strong(node, fresh, std::memory_order_acq_rel)) return fresh->value;
     delete fresh;
@@ -89,12 +89,12 @@ class PerProcess {
   T* operator->() { return &**this; }
 
  private:
-  struct Node {
+  struct ForkRecord {
     pid_t process;
-    Node* parents;
+    ForkRecord* parents;
     T value;
   };
-  std::atomic<Node*> node_{nullptr};
+  std::atomic<ForkRecord*> node_{nullptr};
 };
 
 }  // namespace muster

@@ -45,19 +45,19 @@ struct PartBox {
   int rank = 0;
   std::size_t part = 0;  // its index on the rank
   TensorSpec spec;       // of the whole tensor
-  merge::Region box;
+  merge::OwnedBox box;
 };
 
 /// A box of one part, whose remainder a rank computes.
 struct BoxJob {
   std::size_t part = 0;
-  merge::Region box;
+  merge::OwnedBox box;
 };
 
 /// Jobs of equal boxes, as ranks and the numbers of their jobs.
 struct EqualJobs {
   std::size_t tensor = 0;
-  merge::Region box;
+  merge::OwnedBox box;
   bool is_added = true;  // false: they are only compared, because another set has the same elements
   std::vector<std::pair<int, std::size_t>> jobs;
 };
@@ -170,7 +170,7 @@ class PartTensors {
         {.rank = rank});
   }
 
-  std::pair<int, std::size_t> add_job(const PartBox& on, const merge::Region& box) {
+  std::pair<int, std::size_t> add_job(const PartBox& on, const merge::OwnedBox& box) {
     std::vector<BoxJob>& jobs = jobs_[static_cast<std::size_t>(on.rank)];
     jobs.push_back({on.part, box});
     return {on.rank, jobs.size() - 1};
@@ -227,7 +227,7 @@ class PartTensors {
   }
 
   const Group& group_;
-  const Selection selection_;
+  const TensorSelection selection_;
   std::map<std::string, std::vector<PartBox>> tensors_;
   std::vector<std::vector<BoxJob>> jobs_;  // by rank
   std::vector<EqualJobs> sets_;
@@ -299,8 +299,8 @@ class PartFingerprint {
   void add_boxes() {
     for (std::size_t i = 0; i < parts_.size(); ++i) tensors_->add(parts_[i].name, box_of(parts_[i], 0, i));
     for (std::size_t rank = 1; rank <= lists_.size(); ++rank) {
-      const Config list =
-          core::decode_descriptor(lists_[rank - 1], [](DType, const Shape&, std::uint64_t, core::Place) -> Tensor {
+      const Config list = core::decode_descriptor(
+          lists_[rank - 1], [](DType, const Shape&, std::uint64_t, core::TensorLocation) -> Tensor {
             throw Error(ErrorKind::corrupt, "malformed list of tensors: the message of a rank contains tensors");
           });
       for (std::size_t i = 0; i < list.size(); ++i) {
@@ -414,14 +414,14 @@ class PartFingerprint {
 }  // namespace
 
 void refuse_fingerprint(Group& group, const Error& failure) {
-  const group::Use use(group);
-  const trace::Span span(trace::Kind::phase, "fingerprint", group::inside(group).operations().next());
+  const group::GroupLock use(group);
+  const trace::Span span(trace::SpanKind::phase, "fingerprint", group::inside(group).operations().next());
   agree(group::inside(group), failure, first_phase);
 }
 
 Fingerprint fingerprint(std::span<const TensorPart> parts, Group& group, const FingerprintOptions& options) {
-  const group::Use use(group);
-  const trace::Span span(trace::Kind::phase, "fingerprint", group::inside(group).operations().next());
+  const group::GroupLock use(group);
+  const trace::Span span(trace::SpanKind::phase, "fingerprint", group::inside(group).operations().next());
   const FailOnStop on_stop = fail_on_stop(group, options.stop);
   return PartFingerprint(parts, group, options).run();
 }

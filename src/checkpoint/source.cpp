@@ -113,7 +113,8 @@ Source source_of_states(const std::string& path, const workspace::StateChoice& c
   return source;
 }
 
-Source source_of_foreign(const thirdparty::Found& found, const std::string& path, const SourceOptions& options) {
+Source source_of_foreign(const thirdparty::FoundCheckpoint& found, const std::string& path,
+                         const SourceOptions& options) {
   Source source{.path = path, .kind = kind_name(found.kind)};
   std::vector<std::string> notes;
   const std::shared_ptr<const thirdparty::PartedTensors> tensors = open_checkpoint(found, 0, options.thirdparty, notes);
@@ -194,8 +195,8 @@ Source open_source(const std::string& path, const SourceOptions& options) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
   if (status.type() == std::filesystem::file_type::not_found) refuse_missing(path);
-  const Contents contents = contents_of(path, options.thirdparty);
-  const bool is_model = contents.kind == Contents::Kind::model;
+  const PathContents contents = contents_of(path, options.thirdparty);
+  const bool is_model = contents.kind == PathContents::Kind::model;
   if (options.dtype && !is_model && !contents.foreign && !contents.has_ranks())
     throw Error(
         ErrorKind::unsupported,
@@ -204,7 +205,7 @@ Source open_source(const std::string& path, const SourceOptions& options) {
                     in_quotes(path)),
         {.path = path});
   if (options.plan.empty() && !options.dtype) {
-    if (contents.kind == Contents::Kind::workspace) return source_of_states(path, options.states);
+    if (contents.kind == PathContents::Kind::workspace) return source_of_states(path, options.states);
     if (contents.foreign && contents.foreign->ranks == 0) return source_of_foreign(*contents.foreign, path, options);
   }
   if (contents.foreign || contents.has_ranks() || options.dtype) return source_of_shards(path, options);

@@ -155,7 +155,7 @@ void verify_model(const std::vector<std::string>& listing, Verification& verific
   for (const Finding& finding : survey.findings) verification.add(finding);
   verification.add_omissions(survey.left_out, "");
   Places places;
-  for (const OpenedFile& file : survey.files) {
+  for (const SurveyedFile& file : survey.files) {
     verification.count(file.file.tensors());
     for (std::size_t i = 0; i < file.file.tensors().size(); ++i)
       places.try_emplace(file.file.tensors()[i].name, &file, i);
@@ -164,7 +164,7 @@ void verify_model(const std::vector<std::string>& listing, Verification& verific
 }
 
 /// Verifies a third-party checkpoint: opening it checks the headers, and then everything is read once.
-void verify_foreign(const thirdparty::Found& found, const std::string& name, Verification& verification) {
+void verify_foreign(const thirdparty::FoundCheckpoint& found, const std::string& name, Verification& verification) {
   VerifyReport& report = verification.report;
   report.kind = VerifiedKind::foreign;
   for (int rank = 0; rank < std::max(found.ranks, 1); ++rank) {
@@ -193,14 +193,14 @@ void verify_foreign(const thirdparty::Found& found, const std::string& name, Ver
 
 void verify_directory(Verification& verification) {
   const std::string& directory = verification.directory;
-  const Contents contents = contents_of(directory, verification.request(directory).thirdparty);
-  if (contents.kind == Contents::Kind::workspace) return verify_workspace(verification);
+  const PathContents contents = contents_of(directory, verification.request(directory).thirdparty);
+  if (contents.kind == PathContents::Kind::workspace) return verify_workspace(verification);
   if (contents.foreign) return verify_foreign(*contents.foreign, "", verification);
   const std::vector<std::string> listing = files_in(directory);
-  if (contents.kind == Contents::Kind::other)
+  if (contents.kind == PathContents::Kind::other)
     throw file_error(ErrorKind::not_found, "verifying", directory,
                      fmt::format("no *.safetensors file and no other checkpoint found{}", hint_below(directory)));
-  if (contents.kind == Contents::Kind::model) return verify_model(listing, verification);
+  if (contents.kind == PathContents::Kind::model) return verify_model(listing, verification);
   verification.report.kind = VerifiedKind::shards;
   verify_shards(listing, verification);
 }
@@ -240,8 +240,8 @@ void Verification::add_omissions(const Omissions& omissions, std::string_view fi
   }
 }
 
-std::vector<OpenedFile> Verification::open_all(const std::vector<std::string>& names) {
-  std::vector<OpenedFile> files;
+std::vector<SurveyedFile> Verification::open_all(const std::vector<std::string>& names) {
+  std::vector<SurveyedFile> files;
   files.reserve(names.size());
   os::allow_open_files(names.size() + descriptors_beside_files);
   for (const std::string& name : names) {
@@ -343,7 +343,7 @@ namespace {
 
 struct Shard {
   int rank = 0;
-  const OpenedFile* opened = nullptr;
+  const SurveyedFile* opened = nullptr;
   std::optional<ShardFacts> facts;
 };
 
@@ -427,10 +427,10 @@ void compare_facts(const Shard& first, const Shard& other, Verification& verific
 }
 
 // Verifies shards against the checksums in their metadata.
-void verify_pieces(const std::vector<OpenedFile>& files, Verification& verification) {
+void verify_pieces(const std::vector<SurveyedFile>& files, Verification& verification) {
   std::vector<ReadTensor> all;
   std::vector<std::shared_ptr<const CheckedTensor>> tensors;  // one per tensor
-  for (const OpenedFile& opened : files) {
+  for (const SurveyedFile& opened : files) {
     try {
       const PieceChecksums sums = piece_checksums_of(opened.file);
       for (std::size_t i = 0; i < opened.file.tensors().size(); ++i) {
@@ -466,10 +466,10 @@ void verify_pieces(const std::vector<OpenedFile>& files, Verification& verificat
 void verify_shards(const std::vector<std::string>& names, Verification& verification) {
   const ShardSurvey survey = survey_shards(names);
   for (const Finding& finding : survey.findings) verification.add(finding);
-  const std::vector<OpenedFile> files = verification.open_all(survey.names);
+  const std::vector<SurveyedFile> files = verification.open_all(survey.names);
   std::map<int, Shard> first;                           // the first shard of each set
   std::map<std::pair<int, int>, Shard> first_of_group;  // the first shard of each set and group
-  for (const OpenedFile& file : files) {
+  for (const SurveyedFile& file : files) {
     const auto parsed = parse_shard_file_name(file.name);
     Shard shard{parsed->rank, &file, {}};
     verify_facts(shard, parsed->ranks, verification);

@@ -26,7 +26,7 @@ struct Verification {
   const std::string directory;  ///< of all files
   const VerifyOptions& options;
   VerifyReport& report;
-  const Selection selection{Request{.select = options.select, .exclude = options.exclude}};
+  const TensorSelection selection{Request{.select = options.select, .exclude = options.exclude}};
 
   /// Returns the same request as all commands that read the path.
   [[nodiscard]] Request request(const std::string& path) const {
@@ -71,12 +71,12 @@ struct Verification {
     }
   }
   /// Opens each of these files that can be opened, in their order.
-  std::vector<OpenedFile> open_all(const std::vector<std::string>& names);
+  std::vector<SurveyedFile> open_all(const std::vector<std::string>& names);
 };
 
 /// A tensor of an opened file whose bytes are verified.
 struct ReadTensor {
-  const OpenedFile* file = nullptr;
+  const SurveyedFile* file = nullptr;
   std::size_t index = 0;
   std::string failure = {};  ///< the reason why reading failed
 
@@ -89,7 +89,7 @@ void read_all(std::vector<ReadTensor>& tensors, const ProgressCallback& progress
               const std::function<void(std::size_t, const ReadProgress&)>& read);
 
 /// The location of a checkpoint's tensors by name: a file and an index in it.
-using Places = std::map<std::string_view, std::pair<const OpenedFile*, std::size_t>>;
+using Places = std::map<std::string_view, std::pair<const SurveyedFile*, std::size_t>>;
 
 /// Verifies files named like rank-00002-of-00004.safetensors, and no others.
 void verify_shards(const std::vector<std::string>& names, Verification& verification);

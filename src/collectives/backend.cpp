@@ -14,8 +14,8 @@ namespace muster::collectives {
 namespace {
 
 /// Memory for a result that only this rank uses.
-struct Own {
-  explicit Own(std::uint64_t bytes) {
+struct OwnResult {
+  explicit OwnResult(std::uint64_t bytes) {
     const Tensor memory = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(bytes)});
     held = {bytes == 0 ? nullptr : memory.mutable_data(), memory.owner()};
     room = {held.data, bytes};
@@ -28,16 +28,16 @@ std::atomic<MakeDeviceBackend> make_device_backend{nullptr};
 
 }  // namespace
 
-HeldResult Backend::all_reduce_shared(const Card& card, const Opened& opened, merge::Combine combine, DType dtype,
-                                      Bytes in, const WaitOptions& options) {
-  const Own own(in.size());
+HeldResult Backend::all_reduce_shared(const CallSummary& card, const Opened& opened, merge::Combine combine,
+                                      DType dtype, Bytes in, const WaitOptions& options) {
+  const OwnResult own(in.size());
   all_reduce(card, opened, combine, dtype, in, own.room, options);
   return own.held;
 }
 
-HeldResult Backend::all_gather_shared(const Card& card, const Opened& opened, Bytes in, std::size_t ranks,
+HeldResult Backend::all_gather_shared(const CallSummary& card, const Opened& opened, Bytes in, std::size_t ranks,
                                       const WaitOptions& options) {
-  const Own own(in.size() * ranks);
+  const OwnResult own(in.size() * ranks);
   std::vector<Room> outs(ranks);
   for (std::size_t rank = 0; rank < ranks && !in.empty(); ++rank)
     outs[rank] = own.room.subspan(rank * in.size(), in.size());
@@ -45,7 +45,7 @@ HeldResult Backend::all_gather_shared(const Card& card, const Opened& opened, By
   return own.held;
 }
 
-std::string Place::words() const {
+std::string CallDevices::words() const {
   if (count == 0) return {};
   std::string text = count == 1 ? " on a device" : fmt::format(" on {} devices of each rank", count);
   return is_captured ? text + ", captured into a graph" : text;

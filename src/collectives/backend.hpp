@@ -37,7 +37,7 @@ struct ResultOffer {
   std::uint64_t place = 0;
   std::uint64_t first_stamp = 0;
 };
-/// For calls on devices: the devices, and the value of Card::bytes, which no host backend transfers.
+/// For calls on devices: the devices, and the value of CallSummary::bytes, which no host backend transfers.
 struct OnDevices {
   std::uint64_t devices;
   std::uint64_t bytes;
@@ -47,7 +47,7 @@ struct HeldResult {
   std::shared_ptr<const void> keeper = {};
 };
 
-struct Card {
+struct CallSummary {
   std::uint64_t agreed = 0;   // the same on all ranks
   std::uint64_t bytes = 0;    // of this rank's input
   std::uint64_t largest = 0;  // the size of the largest piece that it sends to one rank
@@ -63,7 +63,7 @@ struct Card {
   };
 };
 /// Called with the cards of all ranks.
-using Opened = FunctionRef<void(std::span<const Card>)>;
+using Opened = FunctionRef<void(std::span<const CallSummary>)>;
 
 using Bytes = std::span<const std::byte>;
 using Room = std::span<std::byte>;
@@ -76,23 +76,24 @@ class Backend {
 
   /// Reduces the inputs of all ranks, which have the same size. `out` is set on ranks that want the result, and may be
   /// `in`.
-  virtual void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+  virtual void all_reduce(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
                           Room out, const WaitOptions& options) = 0;
   /// Reduces like all_reduce. This rank receives bytes [bounds[rank], bounds[rank + 1]) of the result.
-  virtual void reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
-                              std::span<const std::uint64_t> bounds, Room out, const WaitOptions& options) = 0;
+  virtual void reduce_scatter(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype,
+                              Bytes in, std::span<const std::uint64_t> bounds, Room out,
+                              const WaitOptions& options) = 0;
   /// Sends the input of each rank to all ranks that want it. When `opened` has returned, `outs` contains a buffer for
   /// each rank. If a rank's own buffer is its input, it is not copied; other buffers must not overlap.
-  virtual void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
+  virtual void all_gather(const CallSummary& card, const Opened& opened, Bytes in, std::span<const Room> outs,
                           const WaitOptions& options) = 0;
   /// Return one result that all ranks share if they share memory; it is read-only, and each rank holds it. Otherwise
   /// each rank has its own result. The inputs of all_gather_shared have the same size on all `ranks` ranks.
-  virtual HeldResult all_reduce_shared(const Card& card, const Opened& opened, merge::Combine combine, DType dtype,
-                                       Bytes in, const WaitOptions& options);
-  virtual HeldResult all_gather_shared(const Card& card, const Opened& opened, Bytes in, std::size_t ranks,
+  virtual HeldResult all_reduce_shared(const CallSummary& card, const Opened& opened, merge::Combine combine,
+                                       DType dtype, Bytes in, const WaitOptions& options);
+  virtual HeldResult all_gather_shared(const CallSummary& card, const Opened& opened, Bytes in, std::size_t ranks,
                                        const WaitOptions& options);
   /// Sends ins[p] to rank p, which receives it in outs[this rank]; the sizes are equal.
-  virtual void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins,
+  virtual void all_to_all(const CallSummary& card, const Opened& opened, std::span<const Bytes> ins,
                           std::span<const Room> outs, const WaitOptions& options) = 0;
 };
 
@@ -135,7 +136,7 @@ inline std::vector<std::uint64_t> even_slices(std::uint64_t bytes, std::size_t c
 // and the call returns before they complete. Bytes and Room are addresses on the device, which the CPU does not access.
 
 /// The devices of the tensors of a rank's call.
-struct Place {
+struct CallDevices {
   std::uint64_t devices = 0;  ///< identifies the devices by a number that is the same on every host
   // The next two are the same on all ranks.
   std::uint32_t count = 0;   ///< the number of devices; 0 for host memory
@@ -156,7 +157,7 @@ class DeviceBackend : public Backend {
  public:
   /// Begins a call of this rank with one tensor on each of these devices. Local. Throws Error(invalid_argument |
   /// unsupported | io), as all functions of this class do.
-  virtual Place begin(std::span<const Device> devices) = 0;
+  virtual CallDevices begin(std::span<const Device> devices) = 0;
 
   // The next functions refer to the current call and its device.
 

@@ -19,7 +19,7 @@
 namespace muster::collectives {
 
 Engine::Engine(std::shared_ptr<Group> group, const CollectiveOptions& options) : group_(std::move(group)) {
-  const group::Use use(*group_);
+  const group::GroupLock use(*group_);
   check_ranks_on_hosts(group::inside(*group_));
   if (size() > 1) backend_ = shared_backend(group::inside(*group_), waits(options, "process group"));
   if (!backend_) backend_ = hosts_backend(group::inside(*group_), waits(options, "process group"));
@@ -45,7 +45,7 @@ void clear(std::vector<Span>& all) {
 struct Engine::Call {
   explicit Call(WaitOptions its) : waits(std::move(its)) {}
   WaitOptions waits;
-  Card card;
+  CallSummary card;
   std::optional<Error> trouble;  // the error of this rank's arguments
   // Allocates results whose sizes are known only from the cards; set on every rank or on none.
   std::optional<Opened> then;
@@ -55,8 +55,8 @@ template <class Prepare, class Move>
 void Engine::run(const What& what, std::span<const Device> where, const CollectiveOptions& options,
                  const Prepare& prepare, const Move& move) {
   const DeviceEnd at_end(*this);
-  const group::Use use(*group_);
-  trace::Span span(trace::Kind::collective, what.name, group::inside(*group_).operations().next());
+  const group::GroupLock use(*group_);
+  trace::Span span(trace::SpanKind::collective, what.name, group::inside(*group_).operations().next());
   device_ = nullptr;
   place_ = {};
   Call call(waits(options, what.name));
@@ -77,16 +77,16 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
   if (device_ != nullptr) call.card.on_devices = {place_.devices, 0};
   span.add_bytes(call.card.bytes);
   span.set_route(mover().name());
-  const auto opened = [&](std::span<const Card> cards) {
-    for (const Card& card : cards)
+  const auto opened = [&](std::span<const CallSummary> cards) {
+    for (const CallSummary& card : cards)
       if (card.status != 0) group::inside(*group_).agree(call.trouble, call.waits);
-    for (const Card& card : cards)
+    for (const CallSummary& card : cards)
       if (card.agreed != cards.front().agreed) disagree(what, cards, call.waits);
     if (!call.then) return;
     // All ranks know all sizes, so all make the same choice. An additional round is cheap compared with a large result,
     // and a lack of memory then leaves the group usable.
     std::uint64_t bytes = 0;
-    for (const Card& card : cards) bytes += card.bytes;
+    for (const CallSummary& card : cards) bytes += card.bytes;
     if (bytes <= most_unchecked) return group::or_fail(*group_, [&] { (*call.then)(cards); });
     const auto trouble = group::attempt(*group_, [&] { (*call.then)(cards); });
     group::inside(*group_).agree(trouble, call.waits);
@@ -94,13 +94,14 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
   group::unless_out_of_memory(*group_, [&] { move(call, opened); });
 }
 
-void Engine::disagree(const What& what, std::span<const Card> cards, const WaitOptions& options) const {
+void Engine::disagree(const What& what, std::span<const CallSummary> cards, const WaitOptions& options) const {
   using Words = std::array<char, 512>;
   Words mine;
   put_text(mine, what.words() + place_.words());
   std::vector<Words> all(cards.size());
   group_->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), options);
-  const auto other = std::ranges::find_if(cards, [&](const Card& card) { return card.agreed != cards[0].agreed; });
+  const auto other =
+      std::ranges::find_if(cards, [&](const CallSummary& card) { return card.agreed != cards[0].agreed; });
   const auto rank = static_cast<std::size_t>(other - cards.begin());
   throw group::error_of(group_->info(static_cast<int>(rank)), ErrorKind::rank_mismatch,
                         fmt::format("{} calls {}, {} {}. Make the same calls in the same order on all ranks",
@@ -124,13 +125,13 @@ void Engine::place(const Tensor& all, std::span<const std::uint64_t> sizes) {
 void Engine::barrier(const CollectiveOptions& options) {
   const What what{"barrier"};
   run(
-      what, {}, options, [](Card&) {},
+      what, {}, options, [](CallSummary&) {},
       [&](Call& call, const Opened& opened) { mover().all_gather(call.card, opened, {}, outs_, call.waits); });
 }
 
 void Engine::refuse(const Error& failure) {
   run(
-      What{"refused"}, {}, {}, [&](Card&) { throw Error(failure); },
+      What{"refused"}, {}, {}, [&](CallSummary&) { throw Error(failure); },
       [&](Call& call, const Opened& opened) { mover().all_gather(call.card, opened, {}, outs_, call.waits); });
   throw Error(failure);
 }
@@ -138,7 +139,7 @@ void Engine::refuse(const Error& failure) {
 void Engine::wait_for_devices(const CollectiveOptions& options) {
   if (!devices_) return;
   const DeviceEnd at_end(*this);
-  const group::Use use(*group_);
+  const group::GroupLock use(*group_);
   devices_->wait(waits(options, "wait_for_devices"));
 }
 
@@ -149,7 +150,7 @@ std::optional<Tensor> Engine::all_reduce(const What& what, const Tensor* into, c
   std::optional<Tensor> made;
   run(
       what, devices_of(tensor), options,
-      [&](Card& card) {
+      [&](CallSummary& card) {
         check_reducible(*what.op, tensor.dtype());
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
         if (card.wants != 0) {
@@ -172,7 +173,7 @@ Tensor Engine::all_reduce_shared(const What& what, const TensorView& tensor, con
   HeldResult result;
   run(
       what, {}, options,
-      [&](Card& card) {
+      [&](CallSummary& card) {
         check_on_host(tensor, what.name);
         merge::check_reducible(combine_of(*what.op), tensor.dtype());
         in = Contiguous(tensor);
@@ -192,7 +193,7 @@ Tensor Engine::all_gather_shared(What what, const TensorView& tensor, const Coll
   what.shape = &tensor.shape();
   run(
       what, {}, options,
-      [&](Card& card) {
+      [&](CallSummary& card) {
         check_on_host(tensor, what.name);
         what.dim = dimension(tensor.shape(), 0);
         check_whole_bytes(tensor.dtype(), tensor.shape(), 0);
@@ -211,7 +212,7 @@ void Engine::broadcast(const What& what, const Tensor& tensor, const CollectiveO
   Bytes in;
   run(
       what, devices_of(tensor), options,
-      [&](Card& card) {
+      [&](CallSummary& card) {
         if (what.root != rank()) {
           outs_[static_cast<std::size_t>(*what.root)] = room_of(tensor, device_);
           return;
@@ -239,7 +240,7 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
   what.shape = &tensor.shape();
   run(
       what, devices_of(tensor), options,
-      [&](Card& card) {
+      [&](CallSummary& card) {
         along = dimension(tensor.shape(), dim);
         check_whole_bytes(tensor.dtype(), tensor.shape(), along);
         in = Contiguous(tensor, device_);
@@ -262,14 +263,14 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
         if (into == nullptr && card.wants != 0 && !what.varies) allocate(tensor.shape()[along] * size());
       },
       [&](Call& call, const Opened& opened) {
-        const auto then = [&](std::span<const Card> cards) {
+        const auto then = [&](std::span<const CallSummary> cards) {
           if (call.card.wants == 0) return;
           std::int64_t extent = 0;
-          for (const Card& card : cards) {
+          for (const CallSummary& card : cards) {
             extent += card.extent;
             sizes_.push_back(card.bytes);
           }
-          if (std::ranges::any_of(cards, [](const Card& card) { return card.extent < 0; }) ||
+          if (std::ranges::any_of(cards, [](const CallSummary& card) { return card.extent < 0; }) ||
               std::accumulate(sizes_.begin(), sizes_.end(), std::uint64_t{0}) !=
                   byte_size(tensor.dtype(), with_extent(tensor.shape(), along, extent)))
             throw Error(ErrorKind::corrupt,
@@ -296,7 +297,7 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
   what.shape = &tensor.shape();
   run(
       what, devices_of(tensor), options,
-      [&](Card& card) {
+      [&](CallSummary& card) {
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
         const std::size_t wanted = card.wants != 0 ? ins_.size() : 0;
         if (outs.size() != wanted)
@@ -336,7 +337,7 @@ std::optional<Tensor> Engine::reduce_scatter(What what, const TensorView& tensor
   what.shape = &tensor.shape();
   run(
       what, devices_of(tensor), options,
-      [&](Card& card) {
+      [&](CallSummary& card) {
         check_reducible(*what.op, tensor.dtype());
         const std::size_t along = dimension(tensor.shape(), dim);
         cut(tensor.shape(), along, ins_.size(), sizes, extents_);
@@ -369,7 +370,7 @@ void Engine::scatter(const What& what, const Tensor& out, std::span<const Tensor
   std::vector<Contiguous> given;
   run(
       what, devices_of(out), options,
-      [&](Card& card) {
+      [&](CallSummary& card) {
         outs_[static_cast<std::size_t>(*what.root)] = room_of(out, device_);
         const std::size_t wanted = what.root == rank() ? ins_.size() : 0;
         if (parts.size() != wanted)
@@ -407,7 +408,7 @@ Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<cons
     // First exchange the number of rows that each rank sends.
     run(
         what, {}, options,
-        [&](Card& card) {
+        [&](CallSummary& card) {
           describe();
           card.largest = sizeof(std::int64_t);
           for (std::size_t i = 0; i < ins_.size(); ++i) {
@@ -419,7 +420,7 @@ Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<cons
   Tensor out;
   run(
       what, devices_of(tensor), options,
-      [&](Card& card) {
+      [&](CallSummary& card) {
         if (!rows) {
           describe();
           theirs = mine;
@@ -447,10 +448,10 @@ Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<cons
 
 void Engine::on_devices(const What& what, std::span<const Device> devices, const CollectiveOptions& options,
                         FunctionRef<void(DeviceBackend&)> prepare,
-                        FunctionRef<void(DeviceBackend&, const Card&, const Opened&, const WaitOptions&)> move) {
+                        FunctionRef<void(DeviceBackend&, const CallSummary&, const Opened&, const WaitOptions&)> move) {
   run(
       what, devices, options,
-      [&](Card&) {
+      [&](CallSummary&) {
         if (device_ == nullptr) throw Error(ErrorKind::invalid_argument, "the list of tensors must not be empty");
         prepare(*device_);
       },
@@ -469,16 +470,16 @@ std::vector<Config> Engine::configs(const What& what, const Config& config, bool
   std::vector<std::uint64_t> sizes;
   run(
       what, {}, options,
-      [&](Card& card) {
+      [&](CallSummary& card) {
         if (gives) in = packed_whole(config);
         card.bytes = card.largest = in.nbytes();
         card.wants = gets ? 1 : 0;
       },
       [&](Call& call, const Opened& opened) {
-        const auto then = [&](std::span<const Card> cards) {
+        const auto then = [&](std::span<const CallSummary> cards) {
           if (!gets) return;
           std::uint64_t bytes = 0;
-          for (const Card& card : cards) bytes += sizes.emplace_back(card.bytes);
+          for (const CallSummary& card : cards) bytes += sizes.emplace_back(card.bytes);
           all = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(bytes)});
           place(all, sizes);
         };

@@ -81,7 +81,7 @@ class Engine {
   /// calls the Backend.
   void on_devices(const What& what, std::span<const Device> devices, const CollectiveOptions& options,
                   FunctionRef<void(DeviceBackend&)> prepare,
-                  FunctionRef<void(DeviceBackend&, const Card&, const Opened&, const WaitOptions&)> move);
+                  FunctionRef<void(DeviceBackend&, const CallSummary&, const Opened&, const WaitOptions&)> move);
 
  private:
   struct Call;
@@ -92,7 +92,7 @@ class Engine {
            const Move& move);
   /// Returns the backend of the current call.
   [[nodiscard]] Backend& mover() const noexcept { return device_ != nullptr ? *device_ : *backend_; }
-  [[noreturn]] void disagree(const What& what, std::span<const Card> cards, const WaitOptions& options) const;
+  [[noreturn]] void disagree(const What& what, std::span<const CallSummary> cards, const WaitOptions& options) const;
   void check_reducible(ReduceOp op, DType dtype) const;
   /// Sets the buffers for the data of all ranks, one after another.
   void place(const Tensor& all, std::span<const std::uint64_t> sizes);
@@ -103,7 +103,7 @@ class Engine {
   std::unique_ptr<DeviceBackend> devices_;  // made by the first call with tensors on devices
   // The state of the current call.
   DeviceBackend* device_ = nullptr;  // set if its tensors are on a device
-  Place place_;
+  CallDevices place_;
   std::vector<Bytes> ins_;
   std::vector<Room> outs_;
   std::vector<std::int64_t> extents_;

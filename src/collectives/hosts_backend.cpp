@@ -73,8 +73,8 @@ class HostsBackend final : public Backend {
 
   [[nodiscard]] std::string_view name() const noexcept override { return "shared memory, and messages between hosts"; }
 
-  void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in, Room out,
-                  const WaitOptions& options) override {
+  void all_reduce(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+                  Room out, const WaitOptions& options) override {
     // The average of the averages of the hosts is wrong if they have different numbers of ranks.
     if (is_narrow(dtype) || (!is_even_ && combine == merge::Combine::average))
       return flat_->all_reduce(card, opened, combine, dtype, in, out, options);
@@ -88,7 +88,7 @@ class HostsBackend final : public Backend {
     const bool host_wants = wants(host_);
     if (has_lane())
       stage(*far_, options, [&](const WaitOptions& waits) {
-        Card mine = card_of(slice_.size(), slice_.size());
+        CallSummary mine = card_of(slice_.size(), slice_.size());
         mine.wants = host_wants ? 1 : 0;
         across_->all_reduce(mine, agreed, combine, dtype, slice_, host_wants ? Room(slice_) : Room(), waits);
       });
@@ -99,7 +99,7 @@ class HostsBackend final : public Backend {
     gather_here(slice_, outs, card.wants != 0, options);
   }
 
-  void reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+  void reduce_scatter(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
                       std::span<const std::uint64_t> bounds, Room out, const WaitOptions& options) override {
     if (is_narrow(dtype) || !is_even_ || !has_rows_of_ranks())
       return flat_->reduce_scatter(card, opened, combine, dtype, in, bounds, out, options);
@@ -126,7 +126,7 @@ class HostsBackend final : public Backend {
     });
   }
 
-  void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
+  void all_gather(const CallSummary& card, const Opened& opened, Bytes in, std::span<const Room> outs,
                   const WaitOptions& options) override {
     if (!is_even_) return flat_->all_gather(card, opened, in, outs, options);
     open(card, opened, options);
@@ -143,7 +143,7 @@ class HostsBackend final : public Backend {
       at += bytes;
     }
     stage(*far_, options, [&](const WaitOptions& waits) {
-      Card mine = card_of(in.size(), in.size());
+      CallSummary mine = card_of(in.size(), in.size());
       mine.wants = host_wants ? 1 : 0;
       across_->all_gather(mine, agreed, in, come, waits);
     });
@@ -156,15 +156,16 @@ class HostsBackend final : public Backend {
     }
   }
 
-  void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
+  void all_to_all(const CallSummary& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
                   const WaitOptions& options) override {
     flat_->all_to_all(card, opened, ins, outs, options);
   }
 
  private:
-  static constexpr auto agreed = [](std::span<const Card>) {};  // the ranks have already agreed on the whole call
-  static Card card_of(std::uint64_t bytes, std::uint64_t largest) {
-    Card card;
+  static constexpr auto agreed = [](std::span<const CallSummary>) {
+  };  // the ranks have already agreed on the whole call
+  static CallSummary card_of(std::uint64_t bytes, std::uint64_t largest) {
+    CallSummary card;
     card.bytes = bytes;
     card.largest = largest;
     return card;
@@ -179,7 +180,9 @@ class HostsBackend final : public Backend {
   [[nodiscard]] std::size_t rank_at(std::size_t host, std::size_t place) const {
     return static_cast<std::size_t>(ranks_[host][place]);
   }
-  [[nodiscard]] const Card& card_at(std::size_t host, std::size_t place) const { return cards_[rank_at(host, place)]; }
+  [[nodiscard]] const CallSummary& card_at(std::size_t host, std::size_t place) const {
+    return cards_[rank_at(host, place)];
+  }
   [[nodiscard]] std::uint64_t bytes_of(std::span<const std::uint64_t> bounds, std::size_t host,
                                        std::size_t place) const {
     return bounds[rank_at(host, place) + 1] - bounds[rank_at(host, place)];
@@ -196,7 +199,7 @@ class HostsBackend final : public Backend {
     });
   }
 
-  void open(const Card& card, const Opened& opened, const WaitOptions& options) {
+  void open(const CallSummary& card, const Opened& opened, const WaitOptions& options) {
     group_.all_gather(std::as_bytes(std::span(&card, 1)), std::as_writable_bytes(std::span(cards_)), options);
     opened(cards_);
   }
@@ -204,7 +207,7 @@ class HostsBackend final : public Backend {
   /// Gathers within this host: every rank sends `in`, and the ranks that want it receive everything.
   void gather_here(Bytes in, std::span<const Room> outs, bool wants, const WaitOptions& options) {
     stage(*near_, options, [&](const WaitOptions& waits) {
-      Card mine = card_of(in.size(), in.size());
+      CallSummary mine = card_of(in.size(), in.size());
       mine.wants = wants ? 1 : 0;
       inside_->all_gather(mine, agreed, in, outs, waits);
     });
@@ -216,7 +219,7 @@ class HostsBackend final : public Backend {
     WaitOptions waits = options;
     waits.timeout = group::timeout_of(options, group_);
     try {
-      const group::Use use(in);
+      const group::GroupLock use(in);
       call(waits);
     } catch (const Error& error) {
       // Ranks that wait in the other groups also receive the error.
@@ -254,7 +257,7 @@ class HostsBackend final : public Backend {
   std::unique_ptr<Backend> inside_;
   std::unique_ptr<Backend> across_;
   // The state of the current call.
-  std::vector<Card> cards_;
+  std::vector<CallSummary> cards_;
   std::vector<std::byte> slice_;
 };
 

@@ -25,21 +25,21 @@ class MessageBackend final : public Backend {
 
   [[nodiscard]] std::string_view name() const noexcept override { return "messages"; }
 
-  void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in, Room out,
-                  const WaitOptions& options) override {
+  void all_reduce(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+                  Room out, const WaitOptions& options) override {
     open(card, opened, options);
     // Each rank reduces one slice of a block. Meanwhile the slices of the next block are in flight.
     const std::uint64_t blocks = (in.size() + block_bytes - 1) / block_bytes;
     for (std::uint64_t at = 0; at <= blocks; ++at) {
       if (at < blocks) {
-        Block& next = blocks_[at % 2];
+        ReduceBlock& next = blocks_[at % 2];
         next.begin = at * block_bytes;
         const Bytes whole = in.subspan(next.begin, std::min(block_bytes, in.size() - next.begin));
         next.bounds = even_slices(whole.size(), ranks());
         begin_slices(next, whole);
       }
       if (at == 0) continue;
-      Block& block = blocks_[(at - 1) % 2];
+      ReduceBlock& block = blocks_[(at - 1) % 2];
       finish(block.results, options);
       block.slice.resize(block.bounds[self() + 1] - block.bounds[self()]);
       reduce_slice(block, combine, dtype, block.slice, options);
@@ -51,14 +51,14 @@ class MessageBackend final : public Backend {
       }
       begin(block.results);
     }
-    for (Block& block : blocks_) finish(block.results, options);
+    for (ReduceBlock& block : blocks_) finish(block.results, options);
     see_off(options);
   }
 
-  void reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+  void reduce_scatter(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
                       std::span<const std::uint64_t> bounds, Room out, const WaitOptions& options) override {
     open(card, opened, options);
-    Block& block = blocks_[0];
+    ReduceBlock& block = blocks_[0];
     block.bounds.assign(bounds.begin(), bounds.end());
     begin_slices(block, in);
     reduce_slice(block, combine, dtype, out, options);
@@ -66,7 +66,7 @@ class MessageBackend final : public Backend {
     if (block.others.size() > block_bytes) block.others = {};
   }
 
-  void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
+  void all_gather(const CallSummary& card, const Opened& opened, Bytes in, std::span<const Room> outs,
                   const WaitOptions& options) override {
     open(card, opened, options);
     for (std::size_t rank = 0; rank < ranks(); ++rank) ins_[rank] = cards_[rank].wants != 0 ? in : Bytes();
@@ -74,7 +74,7 @@ class MessageBackend final : public Backend {
     exchange(options);
   }
 
-  void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
+  void all_to_all(const CallSummary& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
                   const WaitOptions& options) override {
     open(card, opened, options);
     ins_.assign(ins.begin(), ins.end());
@@ -86,18 +86,18 @@ class MessageBackend final : public Backend {
   [[nodiscard]] std::size_t ranks() const noexcept { return cards_.size(); }
   [[nodiscard]] std::size_t self() const noexcept { return static_cast<std::size_t>(group_.rank()); }
 
-  void open(const Card& card, const Opened& opened, const WaitOptions& options) {
+  void open(const CallSummary& card, const Opened& opened, const WaitOptions& options) {
     group_.all_gather(std::as_bytes(std::span(&card, 1)), std::as_writable_bytes(std::span(cards_)), options);
     opened(cards_);
   }
 
   /// Messages in flight.
   struct Exchange {
-    std::vector<std::shared_ptr<group::Mail::Incoming>> coming;
-    std::vector<std::shared_ptr<group::Mail::Outgoing>> going;
+    std::vector<std::shared_ptr<group::Mail::IncomingMail>> coming;
+    std::vector<std::shared_ptr<group::Mail::OutgoingMail>> going;
   };
   /// The unit of a reduction.
-  struct Block {
+  struct ReduceBlock {
     std::uint64_t begin = 0;
     std::vector<std::uint64_t> bounds;  // bounds of the slices of all ranks
     std::vector<std::byte> others;      // this rank's slice, from all ranks
@@ -108,7 +108,7 @@ class MessageBackend final : public Backend {
   };
 
   /// Sends the slices of `in` to their ranks.
-  void begin_slices(Block& block, Bytes in) {
+  void begin_slices(ReduceBlock& block, Bytes in) {
     const std::uint64_t mine = block.bounds[self() + 1] - block.bounds[self()];
     block.others.resize(mine * ranks());
     block.sources.resize(ranks());
@@ -122,7 +122,7 @@ class MessageBackend final : public Backend {
     ins_[self()] = {};
     begin(block.slices);
   }
-  void reduce_slice(Block& block, merge::Combine combine, DType dtype, Room slice, const WaitOptions& options) {
+  void reduce_slice(ReduceBlock& block, merge::Combine combine, DType dtype, Room slice, const WaitOptions& options) {
     finish(block.slices, options);
     merge::reduce(combine, dtype, slice, block.sources);
   }
@@ -170,11 +170,11 @@ class MessageBackend final : public Backend {
   group::BaseGroup& group_;
   group::Mail& mail_;
   // The state of the current call.
-  std::vector<Card> cards_;
+  std::vector<CallSummary> cards_;
   std::vector<Bytes> ins_;
   std::vector<Room> outs_;
-  std::array<Block, 2> blocks_;
-  std::vector<std::shared_ptr<group::Mail::Outgoing>> leaving_;
+  std::array<ReduceBlock, 2> blocks_;
+  std::vector<std::shared_ptr<group::Mail::OutgoingMail>> leaving_;
 };
 
 }  // namespace

@@ -91,12 +91,12 @@ Handle parsed(const std::string& text) {
 
 /// Collective. Throws on all ranks if their options differ.
 void agree(Group& group, const QueueOptions& options, bool has_outside, const WaitOptions& waits) {
-  using Card = std::array<std::uint64_t, 5>;
-  const Card mine{has_outside ? 0 : static_cast<std::uint64_t>(options.writer),
-                  options.reader ? static_cast<std::uint64_t>(*options.reader) : std::uint64_t{1} << 40,
-                  options.capacity, static_cast<std::uint64_t>(options.dead_reader),
-                  XXH3_64bits(options.external_writer.data(), options.external_writer.size())};
-  std::vector<Card> all(static_cast<std::size_t>(group.size()));
+  using CallSummary = std::array<std::uint64_t, 5>;
+  const CallSummary mine{has_outside ? 0 : static_cast<std::uint64_t>(options.writer),
+                         options.reader ? static_cast<std::uint64_t>(*options.reader) : std::uint64_t{1} << 40,
+                         options.capacity, static_cast<std::uint64_t>(options.dead_reader),
+                         XXH3_64bits(options.external_writer.data(), options.external_writer.size())};
+  std::vector<CallSummary> all(static_cast<std::size_t>(group.size()));
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), waits);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
@@ -146,7 +146,7 @@ QueueRanks meet(const Handle& handle, int rank, std::vector<int> numbers, std::c
 QueueRanks queue_ranks(Group& group, const QueueOptions& options) {
   const WaitOptions waits = {.timeout = options.wait.timeout, .stop = options.wait.stop, .phase = "queue: making it"};
   const bool has_outside = !options.external_writer.empty();
-  const group::Use use(group);
+  const group::GroupLock use(group);
   Handle handle;
   group::inside(group).together(waits, [&] {
     check(options, group.size(), has_outside);
@@ -191,15 +191,15 @@ std::string make_queue_handle(int ranks) {
   return handle_text({ranks, os::random_hex(key_bytes)});
 }
 
-class MessageQueue::Ring {
+class MessageQueue::QueueRing {
  public:
-  Ring(QueueRanks ranks, const QueueOptions& options)
+  QueueRing(QueueRanks ranks, const QueueOptions& options)
       : group_(std::move(ranks.group)),
         self_(group_->rank()),
         writer_(static_cast<std::size_t>(ranks.writer)),
         options_(options),
         lent_(inside(), ranks.writer, os::Access::read_only) {
-    const group::Use use(*group_);
+    const group::GroupLock use(*group_);
     const int size = group_->size();
     capacity_ = (options.capacity + line - 1) / line * line;
     const std::uint64_t heads = line * (1 + static_cast<std::uint64_t>(size));
@@ -213,7 +213,7 @@ class MessageQueue::Ring {
   }
 
   void put(std::span<const std::byte> message, const CollectiveOptions& options) {
-    const group::Use use(*group_);
+    const group::GroupLock use(*group_);
     if (!is_writer())
       throw Error(ErrorKind::invalid_argument,
                   "queue: only its writer can write to it, and this rank is not the writer");
@@ -221,14 +221,14 @@ class MessageQueue::Ring {
     do {
       const std::span<const std::byte> piece = message.first(std::min(message.size(), longest_piece()));
       message = message.subspan(piece.size());
-      const std::uint64_t bytes = whole_lines(sizeof(Head) + piece.size());
+      const std::uint64_t bytes = whole_lines(sizeof(PacketHead) + piece.size());
       if (const std::uint64_t left = capacity_ - written_ % capacity_; left < bytes) {
         make_room(left, options);
-        head_at(written_) = {0, Head::at_begin};
+        head_at(written_) = {0, PacketHead::at_begin};
         written_ += left;
       }
       make_room(bytes, options);
-      head_at(written_) = {piece.size(), message.empty() ? Head::whole : Head::more};
+      head_at(written_) = {piece.size(), message.empty() ? PacketHead::whole : PacketHead::more};
       if (!piece.empty()) std::memcpy(&head_at(written_) + 1, piece.data(), piece.size());
       written_ += bytes;
       word(writer_word).publish(lines(written_));
@@ -242,48 +242,48 @@ class MessageQueue::Ring {
       const Tensor whole = collectives::packed_whole(plan);
       return put(whole.bytes(), options);
     }
-    const group::Use use(*group_);
+    const group::GroupLock use(*group_);
     const std::uint64_t counted = std::min(whole_lines(bytes), capacity_);
     check_room(counted);
     make_room(counted, options);
     const collectives::Loan loan = lent_.lend(bytes, all_readers_);
     plan.copy_whole_to(loan.segment->data());
-    head_at(written_) = {bytes, Head::lent};
+    head_at(written_) = {bytes, PacketHead::lent};
     offer_at(written_) = loan.offer;
     written_ += counted;
     word(writer_word).publish(lines(written_));
   }
 
   /// A message, copied out of the ring or lent.
-  struct Message {
+  struct QueueMessage {
     std::vector<std::byte> copied;
     std::span<const std::byte> bytes;
     std::shared_ptr<const void> lease;
   };
-  Message get(const CollectiveOptions& options) {
-    std::optional<group::Use> use;
+  QueueMessage get(const CollectiveOptions& options) {
+    std::optional<group::GroupLock> use;
     hold(use);
     if (!reads(self_))
       throw Error(ErrorKind::invalid_argument,
                   is_writer() ? "queue: its writer cannot read it" : "queue: only its one reader can read it");
-    Message message;
+    QueueMessage message;
     for (bool is_whole = false; !is_whole;) {
       await_piece(options);
-      const Head head = head_at(read_);
+      const PacketHead head = head_at(read_);
       const std::uint64_t left = capacity_ - read_ % capacity_;
       std::uint64_t counted = left;
-      if (head.state == Head::lent) {
+      if (head.state == PacketHead::lent) {
         take_lent(head, message);
         counted = std::min(whole_lines(head.bytes), capacity_);
         is_whole = true;
-      } else if (head.state != Head::at_begin) {
+      } else if (head.state != PacketHead::at_begin) {
         if (head.bytes > left - sizeof head)
           group::fail(*group_,
                       Error(ErrorKind::corrupt, "malformed message: a chunk of a queue is longer than its ring"));
         const auto* const data = reinterpret_cast<const std::byte*>(&head_at(read_) + 1);
         message.copied.insert(message.copied.end(), data, data + head.bytes);
         counted = whole_lines(sizeof head + head.bytes);
-        is_whole = head.state == Head::whole;
+        is_whole = head.state == PacketHead::whole;
       }
       read_ += counted;
       word(1 + static_cast<std::size_t>(self_)).publish(lines(read_));
@@ -299,14 +299,14 @@ class MessageQueue::Ring {
  private:
   static constexpr std::uint64_t line = collectives::line;
   static constexpr std::size_t writer_word = 0;  // followed by one word per rank
-  struct Head {
+  struct PacketHead {
     enum State : std::uint8_t { whole, more, at_begin, lent };
     std::uint64_t bytes : 56;
     std::uint64_t state : 8;
   };
-  static_assert(sizeof(Head) == 8 && sizeof(Head) + sizeof(collectives::ResultOffer) <= line);
+  static_assert(sizeof(PacketHead) == 8 && sizeof(PacketHead) + sizeof(collectives::ResultOffer) <= line);
   static constexpr std::uint64_t least_lent = 64 << 10;
-  struct Reader {
+  struct QueueReader {
     int rank = 0;
     std::shared_ptr<const group::PeerLiveness> liveness;
     std::uint32_t read = 0;  // in lines, when it was last read
@@ -326,12 +326,12 @@ class MessageQueue::Ring {
   [[nodiscard]] bool reads(int rank) const noexcept {
     return options_.reader ? rank == *options_.reader : rank != static_cast<int>(writer_);
   }
-  [[nodiscard]] std::uint64_t longest_piece() const noexcept { return capacity_ / 4 - sizeof(Head); }
+  [[nodiscard]] std::uint64_t longest_piece() const noexcept { return capacity_ / 4 - sizeof(PacketHead); }
   [[nodiscard]] collectives::Word& word(std::size_t at) const noexcept {
     return reinterpret_cast<collectives::Word*>(blocks_->of(writer_))[at];
   }
-  [[nodiscard]] Head& head_at(std::uint64_t position) const noexcept {
-    return *reinterpret_cast<Head*>(begin_ + position % capacity_);
+  [[nodiscard]] PacketHead& head_at(std::uint64_t position) const noexcept {
+    return *reinterpret_cast<PacketHead*>(begin_ + position % capacity_);
   }
 
   /// Follows the header of a lent message.
@@ -342,7 +342,7 @@ class MessageQueue::Ring {
   /// Returns the maximum space that a message takes in the ring.
   [[nodiscard]] std::uint64_t most_taken(std::uint64_t bytes) const noexcept {
     // The additional piece covers the space that may be skipped before the end.
-    return (bytes / longest_piece() + 2) * whole_lines(sizeof(Head) + std::min(bytes, longest_piece()));
+    return (bytes / longest_piece() + 2) * whole_lines(sizeof(PacketHead) + std::min(bytes, longest_piece()));
   }
   /// A writer that also reads would wait for itself if it had to wait for space.
   void check_room(std::uint64_t needed) const {
@@ -356,20 +356,20 @@ class MessageQueue::Ring {
   void make_room(std::uint64_t bytes, const CollectiveOptions& options) {
     // Counted in lines, which wrap around: a reader is at most one ring behind.
     const std::uint32_t needed = lines(written_ + bytes - std::min(written_ + bytes, capacity_));
-    const auto has_read = [&](Reader& reader) {
+    const auto has_read = [&](QueueReader& reader) {
       if (static_cast<std::int32_t>(reader.read - needed) >= 0) return true;
       reader.read = word(1 + static_cast<std::size_t>(reader.rank)).value.load(std::memory_order_acquire);
       if (static_cast<std::int32_t>(reader.read - needed) >= 0) return true;
       return options_.dead_reader == QueueOptions::DeadReader::drop && reader.liveness->is_dead();
     };
-    for (Reader& reader : readers_) {
+    for (QueueReader& reader : readers_) {
       if (has_read(reader)) continue;
       await(1 + static_cast<std::size_t>(reader.rank), reader.rank, waits(options, "queue: put"),
             [&] { return has_read(reader); });
     }
   }
 
-  void take_lent(const Head& head, Message& message) {
+  void take_lent(const PacketHead& head, QueueMessage& message) {
     const auto at = std::ranges::find(all_readers_, self_) - all_readers_.begin();
     collectives::HeldResult held = lent_.take(offer_at(read_), static_cast<std::size_t>(at), head.bytes);
     message.bytes = {held.data, head.bytes};
@@ -378,7 +378,7 @@ class MessageQueue::Ring {
 
   /// Enters the group, for a reader. If the group has failed but there are messages to read, the call proceeds without
   /// it.
-  void hold(std::optional<group::Use>& use) {
+  void hold(std::optional<group::GroupLock>& use) {
     try {
       use.emplace(*group_);
     } catch (const Error&) {
@@ -398,7 +398,7 @@ class MessageQueue::Ring {
     if (rank == self_)
       throw Error(ErrorKind::invalid_argument,
                   fmt::format("{}: the queue is empty, and this rank itself is the writer", options.phase));
-    const trace::Span span(trace::Kind::message, options.phase, inside().some_operation(),
+    const trace::Span span(trace::SpanKind::message, options.phase, inside().some_operation(),
                            inside().info(rank).global_rank);
     collectives::wait_on(inside(), word(which), std::span(&rank, 1), turns_, options, done);
   }
@@ -413,17 +413,17 @@ class MessageQueue::Ring {
   std::uint64_t written_ = 0;  // by this rank
   std::uint64_t read_ = 0;
   bool is_cut_off_ = false;  // a wait has failed, possibly in the middle of a message
-  int turns_ = os::turns_on_core(group_->size());
+  int turns_ = os::spin_iterations(group_->size());
   std::vector<int> all_readers_;
-  std::vector<Reader> readers_;  // used by the writer
+  std::vector<QueueReader> readers_;  // used by the writer
   collectives::LentMemory lent_;
 };
 
 MessageQueue::MessageQueue(Group& group, const QueueOptions& options)
-    : ring_(std::make_unique<Ring>(queue_ranks(group, options), options)) {}
-MessageQueue::MessageQueue(std::unique_ptr<Ring> ring) : ring_(std::move(ring)) {}
+    : ring_(std::make_unique<QueueRing>(queue_ranks(group, options), options)) {}
+MessageQueue::MessageQueue(std::unique_ptr<QueueRing> ring) : ring_(std::move(ring)) {}
 MessageQueue MessageQueue::attach_writer(const QueueOptions& options) {
-  return MessageQueue(std::make_unique<Ring>(queue_ranks_from_outside(options), options));
+  return MessageQueue(std::make_unique<QueueRing>(queue_ranks_from_outside(options), options));
 }
 MessageQueue::MessageQueue(MessageQueue&&) noexcept = default;
 MessageQueue& MessageQueue::operator=(MessageQueue&&) noexcept = default;
@@ -438,12 +438,12 @@ void MessageQueue::put_config(const Config& config, const CollectiveOptions& opt
 }
 
 std::vector<std::byte> MessageQueue::get(const CollectiveOptions& options) {
-  Ring::Message message = ring_->get(options);
+  QueueRing::QueueMessage message = ring_->get(options);
   return message.lease ? std::vector(message.bytes.begin(), message.bytes.end()) : std::move(message.copied);
 }
 
 Config MessageQueue::get_config(const CollectiveOptions& options) {
-  Ring::Message message = ring_->get(options);
+  QueueRing::QueueMessage message = ring_->get(options);
   const auto length = static_cast<std::int64_t>(message.bytes.size());
   if (message.lease)
     return collectives::unpacked_whole(

@@ -31,7 +31,7 @@ Tensor bytes_of(std::uint64_t count) {
 /// Decodes a Config whose tensors are the `bytes` bytes of `all` from `begin` on.
 Config decoded(std::span<const std::byte> descriptor, const Tensor& all, std::uint64_t begin, std::uint64_t bytes) {
   return core::decode_descriptor(
-      descriptor, [&](DType dtype, const Shape& shape, std::uint64_t nbytes, core::Place place) {
+      descriptor, [&](DType dtype, const Shape& shape, std::uint64_t nbytes, core::TensorLocation place) {
         if (place.segment != 0 || place.offset > bytes || nbytes > bytes - place.offset) throw torn();
         const std::byte* const data = nbytes == 0 ? nullptr : all.data() + begin + place.offset;
         return Tensor(TensorView(dtype, shape, data), all.owner(),
@@ -43,7 +43,7 @@ Config decoded(std::span<const std::byte> descriptor, const Tensor& all, std::ui
 
 ConfigPlan::ConfigPlan(const Config& config) {
   core::SlotLayout layout;
-  descriptor = core::encode_descriptor(config, [&](const Tensor& tensor) -> std::optional<core::Place> {
+  descriptor = core::encode_descriptor(config, [&](const Tensor& tensor) -> std::optional<core::TensorLocation> {
     (void)tensor.view().host_data();
     tensors.push_back(tensor);
     places.push_back(layout.place(tensor.nbytes()));
@@ -88,7 +88,7 @@ Config unpacked(std::span<const std::byte> descriptor, const Tensor& tensors) {
 std::optional<TensorSpec> tensor_of(std::span<const std::byte> descriptor) {
   TensorSpec spec;
   const Config config =
-      core::decode_descriptor(descriptor, [&](DType dtype, const Shape& shape, std::uint64_t, core::Place) {
+      core::decode_descriptor(descriptor, [&](DType dtype, const Shape& shape, std::uint64_t, core::TensorLocation) {
         spec = {dtype, shape};
         return Tensor();
       });

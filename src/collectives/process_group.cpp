@@ -186,11 +186,11 @@ struct ProcessGroup::Async {
     lane.keep(own);
   }
   std::shared_ptr<ProcessGroup> own;
-  group::Lane lane;
+  group::AsyncExecutor lane;
 };
 
 void ProcessGroup::add_task(std::function<void(ProcessGroup&)> task) {
-  const group::Use use(group());
+  const group::GroupLock use(group());
   if (!async_) async_ = std::make_shared<Async>(group());
   async_->lane.add([task = std::move(task), own = async_->own] { task(*own); });
 }
@@ -200,7 +200,8 @@ collectives::Engine& collectives::engine_of(ProcessGroup& group) noexcept {
 }
 
 void ProcessGroup::pass_on_failure() noexcept {
-  if (const auto tasks = runs_in_.lock()) group::Lane::pass_on_failure(*static_cast<group::Lane::Tasks*>(tasks.get()));
+  if (const auto tasks = runs_in_.lock())
+    group::AsyncExecutor::pass_on_failure(*static_cast<group::AsyncExecutor::Tasks*>(tasks.get()));
 }
 
 // The messages of a ProcessGroup between two ranks. Tensors and Configs are sent as mail. The label of a message is its
@@ -224,7 +225,7 @@ void check_other(const Engine& engine, int rank, const char* verb) {
                 fmt::format("rank {} cannot {} itself", engine.group().info(rank).global_rank, verb));
 }
 
-std::shared_ptr<Mail::Outgoing> begin_send(Engine& engine, const Config& config, int to, int tag) {
+std::shared_ptr<Mail::OutgoingMail> begin_send(Engine& engine, const Config& config, int to, int tag) {
   check_tag(tag);
   check_other(engine, to, "send to");
   PackedConfig message = packed(config);
@@ -239,7 +240,7 @@ std::shared_ptr<Mail::Outgoing> begin_send(Engine& engine, const Config& config,
                              .keeper = body});
 }
 
-std::shared_ptr<Mail::Incoming> begin_receive(Engine& engine, int from, int tag, Mail::Place place) {
+std::shared_ptr<Mail::IncomingMail> begin_receive(Engine& engine, int from, int tag, Mail::Place place) {
   if (tag != any_tag) check_tag(tag);
   if (from != any_rank) check_other(engine, from, "receive from");
   if (engine.size() == 1) throw Error(ErrorKind::invalid_argument, "receive: the group has no other rank");
@@ -247,7 +248,7 @@ std::shared_ptr<Mail::Incoming> begin_receive(Engine& engine, int from, int tag,
 }
 
 /// Returns the sender of a completed receive.
-int sender_of(const Mail::Incoming& receive) {
+int sender_of(const Mail::IncomingMail& receive) {
   if (receive.error) throw Error(*receive.error);
   return receive.envelope.from;
 }
@@ -255,21 +256,21 @@ int sender_of(const Mail::Incoming& receive) {
 /// The memory of the tensors of a Config that is being received.
 using Incoming = std::shared_ptr<Tensor>;
 
-std::shared_ptr<Mail::Incoming> begin_receive_config(Engine& engine, int from, int tag, const Incoming& tensors) {
+std::shared_ptr<Mail::IncomingMail> begin_receive_config(Engine& engine, int from, int tag, const Incoming& tensors) {
   return begin_receive(engine, from, tag, [tensors](const Envelope& envelope) -> Room {
     *tensors = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(envelope.bytes)});
     return room_of(*tensors);
   });
 }
 
-ReceivedConfig received(const Mail::Incoming& receive, const Tensor& tensors) {
+ReceivedConfig received(const Mail::IncomingMail& receive, const Tensor& tensors) {
   const int from = sender_of(receive);
   const Envelope& envelope = receive.envelope;
   return {from, static_cast<int>(envelope.tag),
           envelope.label.empty() ? unpacked_whole(tensors, 0, tensors.nbytes()) : unpacked(envelope.label, tensors)};
 }
 
-std::shared_ptr<Mail::Incoming> begin_receive_tensor(Engine& engine, const Tensor& out, int from, int tag) {
+std::shared_ptr<Mail::IncomingMail> begin_receive_tensor(Engine& engine, const Tensor& out, int from, int tag) {
   check_on_host(out, "recv");
   (void)room_of(out);
   return begin_receive(engine, from, tag, [out, group = &engine.group()](const Envelope& envelope) -> Room {
@@ -291,20 +292,20 @@ std::shared_ptr<Mail::Incoming> begin_receive_tensor(Engine& engine, const Tenso
 int number_of(const group::BaseGroup& group, int rank) {
   return rank < 0 || rank >= group.size() ? -1 : group.info(rank).global_rank;
 }
-std::uint64_t bytes_of(const Mail::Outgoing& message) {
+std::uint64_t bytes_of(const Mail::OutgoingMail& message) {
   return message.body.size();
 }
-std::uint64_t bytes_of(const Mail::Incoming& message) {
+std::uint64_t bytes_of(const Mail::IncomingMail& message) {
   return message.envelope.bytes;
 }
 
 /// A message in progress. `Kind` is Mail::Outgoing or Mail::Incoming. take(message) returns the result of a completed
 /// message.
 template <class Result, class Kind, class Take>
-class Message final : public detail::Operation<Result> {
+class PendingMessage final : public detail::Operation<Result> {
  public:
-  Message(const std::shared_ptr<Engine>& engine, std::shared_ptr<Kind> message, int other, WaitOptions options,
-          Take take)
+  PendingMessage(const std::shared_ptr<Engine>& engine, std::shared_ptr<Kind> message, int other, WaitOptions options,
+                 Take take)
       : engine_(engine),
         message_(std::move(message)),
         other_(other),
@@ -331,9 +332,9 @@ class Message final : public detail::Operation<Result> {
     const auto engine = engine_.lock();
     if (!engine) throw Error(ErrorKind::invalid_argument, "Work: its group has been destroyed");
     const Engine::DeviceEnd at_end(*engine);
-    const group::Use use(engine->group());
+    const group::GroupLock use(engine->group());
     group::BaseGroup& group = group::inside(engine->group());
-    trace::Span span(trace::Kind::message, options_.phase, group.some_operation(), number_of(group, other_));
+    trace::Span span(trace::SpanKind::message, options_.phase, group.some_operation(), number_of(group, other_));
     // Even a test without a wait must move messages.
     (void)engine->mail().step();
     engine->mail().wait(done, other_, options_);
@@ -350,18 +351,18 @@ class Message final : public detail::Operation<Result> {
 template <class Result, class Kind, class Take>
 Work<Result> work_of(const std::shared_ptr<Engine>& engine, std::shared_ptr<Kind> message, int other,
                      const CollectiveOptions& options, Take take) {
-  const char* const phase = std::is_same_v<Kind, Mail::Outgoing> ? "isend" : "irecv";
-  return Work<Result>(std::make_shared<Message<Result, Kind, Take>>(engine, std::move(message), other,
-                                                                    waits(options, phase), std::move(take)));
+  const char* const phase = std::is_same_v<Kind, Mail::OutgoingMail> ? "isend" : "irecv";
+  return Work<Result>(std::make_shared<PendingMessage<Result, Kind, Take>>(engine, std::move(message), other,
+                                                                           waits(options, phase), std::move(take)));
 }
 
 /// begin() returns a message, for which this function waits.
 template <class Begin>
 auto finished(Engine& engine, int other, const CollectiveOptions& options, const char* phase, const Begin& begin) {
   const Engine::DeviceEnd at_end(engine);
-  const group::Use use(engine.group());
+  const group::GroupLock use(engine.group());
   group::BaseGroup& group = group::inside(engine.group());
-  trace::Span span(trace::Kind::message, phase, group.some_operation(), number_of(group, other));
+  trace::Span span(trace::SpanKind::message, phase, group.some_operation(), number_of(group, other));
   auto message = begin();
   engine.mail().wait([&] { return message->is_done.load(); }, other, waits(options, phase));
   span.add_bytes(bytes_of(*message));
@@ -399,7 +400,7 @@ Config ProcessGroup::recv_config(int from, int tag, const CollectiveOptions& opt
 }
 
 std::optional<MessageInfo> ProcessGroup::probe(int from, int tag) {
-  const group::Use use(group());
+  const group::GroupLock use(group());
   if (from != any_rank) check_other(*engine_, from, "receive from");
   while (engine_->mail().step()) continue;
   const Envelope* const found = engine_->mail().find(from, tag);
@@ -413,20 +414,20 @@ Work<void> ProcessGroup::isend(Tensor tensor, int to, int tag, const CollectiveO
 }
 
 Work<void> ProcessGroup::isend_config(const Config& config, int to, int tag, const CollectiveOptions& options) {
-  const group::Use use(group());
-  return work_of<void>(engine_, begin_send(*engine_, config, to, tag), to, options, [](const Mail::Outgoing&) {});
+  const group::GroupLock use(group());
+  return work_of<void>(engine_, begin_send(*engine_, config, to, tag), to, options, [](const Mail::OutgoingMail&) {});
 }
 
 Work<int> ProcessGroup::irecv(const Tensor& out, int from, int tag, const CollectiveOptions& options) {
-  const group::Use use(group());
+  const group::GroupLock use(group());
   return work_of<int>(engine_, begin_receive_tensor(*engine_, out, from, tag), from, options, sender_of);
 }
 
 Work<ReceivedConfig> ProcessGroup::irecv_config(int from, int tag, const CollectiveOptions& options) {
-  const group::Use use(group());
+  const group::GroupLock use(group());
   const auto tensors = std::make_shared<Tensor>();
   return work_of<ReceivedConfig>(engine_, begin_receive_config(*engine_, from, tag, tensors), from, options,
-                                 [tensors](const Mail::Incoming& message) { return received(message, *tensors); });
+                                 [tensors](const Mail::IncomingMail& message) { return received(message, *tensors); });
 }
 
 }  // namespace muster

@@ -45,8 +45,8 @@ constexpr std::uint64_t least_placed_to_reduce = 16 << 10;
 /// The data that a rank publishes in the round of an operation. The fewer cache lines it uses, the sooner it arrives.
 struct alignas(2 * line) Slot {
   Count opened;  // operations; published last
-  Card card;
-  std::array<std::byte, 1024 - sizeof(Count) - sizeof(Card)> small;
+  CallSummary card;
+  std::array<std::byte, 1024 - sizeof(Count) - sizeof(CallSummary)> small;
 };
 /// The beginning of a block. Each word counts completed steps.
 struct BlockHead {
@@ -82,8 +82,8 @@ class SharedBackend final : public Backend {
 
   [[nodiscard]] std::string_view name() const noexcept override { return "shared memory"; }
 
-  void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in, Room out,
-                  const WaitOptions& options) override {
+  void all_reduce(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+                  Room out, const WaitOptions& options) override {
     const Step first = next_;
     if (in.size() <= all_reduce_alone(ranks())) {
       open(card, opened, options, [&] { write(first_piece(self(), first, in.size()), in); });
@@ -94,11 +94,11 @@ class SharedBackend final : public Backend {
     reduce_slices(with_input(card, in, least_placed_to_reduce), opened, combine, dtype, in, out, Result::each, options);
   }
 
-  HeldResult all_reduce_shared(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
-                               const WaitOptions& options) override {
+  HeldResult all_reduce_shared(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype,
+                               Bytes in, const WaitOptions& options) override {
     HeldResult held;
     Room out;
-    const auto then = [&](std::span<const Card> cards) {
+    const auto then = [&](std::span<const CallSummary> cards) {
       opened(cards);
       held = take_result(in.size());
       out = {held.data, in.size()};
@@ -108,10 +108,10 @@ class SharedBackend final : public Backend {
     return held;
   }
 
-  void reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+  void reduce_scatter(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
                       std::span<const std::uint64_t> bounds, Room out, const WaitOptions& options) override {
     const std::uint64_t room = share();
-    const Card mine = with_input(card, in);
+    const CallSummary mine = with_input(card, in);
     const auto slice = [&](std::size_t rank) { return in.subspan(bounds[rank], bounds[rank + 1] - bounds[rank]); };
     const auto fill = [&](Step step, std::uint64_t at) {
       if (mine.input.arena != 0) return;
@@ -124,7 +124,7 @@ class SharedBackend final : public Backend {
     const bool is_small = in.size() <= small_bytes;
     open(mine, opened, options, [&] { is_small ? write(small(self()), in) : fill(next_, 0); });
     const auto take = [&](Step step, std::uint64_t at) {
-      const Part part = piece_of(out.size(), room, at);
+      const SlicePart part = piece_of(out.size(), room, at);
       reduce(combine, dtype, out.subspan(part.begin, part.bytes), [&](std::size_t rank) -> const std::byte* {
         if (rank == self()) return slice(self()).data() + part.begin;
         if (is_small) return small(rank) + bounds[self()] + part.begin;
@@ -136,20 +136,20 @@ class SharedBackend final : public Backend {
     until_read(mine, options);
   }
 
-  void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
+  void all_gather(const CallSummary& card, const Opened& opened, Bytes in, std::span<const Room> outs,
                   const WaitOptions& options) override {
-    const Card mine = with_input(card, in);
+    const CallSummary mine = with_input(card, in);
     const auto fill = [&](Step step, std::uint64_t at) {
       const Bytes from = part_of(in, piece_of(in.size(), chunk_bytes, at));
       if (mine.input.arena == 0) write(at == 0 ? first_piece(self(), step, in.size()) : chunk(self(), step), from);
     };
     open(mine, opened, options, [&] { fill(next_, 0); });
     std::uint64_t all = 0;
-    for (const Card& each : cards_) all += each.bytes;
+    for (const CallSummary& each : cards_) all += each.bytes;
     const auto take = [&](Step step, std::uint64_t at) {
       if (card.wants == 0) return;
       for_each_rank([&](std::size_t rank) {
-        const Part part = piece_of(cards_[rank].bytes, chunk_bytes, at);
+        const SlicePart part = piece_of(cards_[rank].bytes, chunk_bytes, at);
         std::byte* const to = outs[rank].data() + part.begin;
         if (rank != self())
           put(to,
@@ -165,11 +165,11 @@ class SharedBackend final : public Backend {
     until_read(mine, options);
   }
 
-  HeldResult all_gather_shared(const Card& card, const Opened& opened, Bytes in, std::size_t count,
+  HeldResult all_gather_shared(const CallSummary& card, const Opened& opened, Bytes in, std::size_t count,
                                const WaitOptions& options) override {
     const std::uint64_t all = in.size() * count;
     HeldResult held;
-    const auto then = [&](std::span<const Card> cards) {
+    const auto then = [&](std::span<const CallSummary> cards) {
       opened(cards);
       held = take_result(all);
     };
@@ -182,7 +182,7 @@ class SharedBackend final : public Backend {
     return held;
   }
 
-  void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
+  void all_to_all(const CallSummary& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
                   const WaitOptions& options) override {
     const std::uint64_t room = share();
     const auto fill = [&](Step step, std::uint64_t at) {
@@ -195,7 +195,7 @@ class SharedBackend final : public Backend {
     open(card, opened, options, [&] { fill(next_, 0); });
     const auto take = [&](Step step, std::uint64_t at) {
       for_each_rank([&](std::size_t rank) {
-        const Part part = piece_of(outs[rank].size(), room, at);
+        const SlicePart part = piece_of(outs[rank].size(), room, at);
         const std::byte* const from =
             rank == self() ? ins[self()].data() + part.begin : chunk(rank, step) + self() * room;
         put(outs[rank].data() + part.begin, from, part.bytes, outs[rank].size() * ranks());
@@ -206,19 +206,19 @@ class SharedBackend final : public Backend {
 
  private:
   using Step = std::uint32_t;
-  struct Part {
+  struct SlicePart {
     std::uint64_t begin = 0;
     std::uint64_t bytes = 0;
   };
   /// Returns part `at` of `bytes` bytes in parts of `each` bytes. Behind the last part, parts are empty.
-  static Part piece_of(std::uint64_t bytes, std::uint64_t each, std::uint64_t at) noexcept {
+  static SlicePart piece_of(std::uint64_t bytes, std::uint64_t each, std::uint64_t at) noexcept {
     const std::uint64_t begin = std::min(bytes, at * each);
     return {begin, std::min(each, bytes - begin)};
   }
   static std::uint64_t pieces(std::uint64_t bytes, std::uint64_t each) noexcept {
     return std::max<std::uint64_t>(1, (bytes + each - 1) / each);
   }
-  static Bytes part_of(Bytes all, Part part) noexcept { return all.subspan(part.begin, part.bytes); }
+  static Bytes part_of(Bytes all, SlicePart part) noexcept { return all.subspan(part.begin, part.bytes); }
 
   [[nodiscard]] std::size_t ranks() const noexcept { return cards_.size(); }
   [[nodiscard]] std::size_t self() const noexcept { return static_cast<std::size_t>(group_.rank()); }
@@ -241,7 +241,9 @@ class SharedBackend final : public Backend {
     return std::max<std::uint64_t>(line, chunk_bytes / ranks() / line * line);
   }
   /// Returns the largest piece of the operation that has been opened.
-  [[nodiscard]] std::uint64_t largest() const noexcept { return std::ranges::max(cards_, {}, &Card::largest).largest; }
+  [[nodiscard]] std::uint64_t largest() const noexcept {
+    return std::ranges::max(cards_, {}, &CallSummary::largest).largest;
+  }
   /// Each rank begins with itself, so that the ranks do not all read the same block at once.
   template <class Call>
   void for_each_rank(const Call& call) const {
@@ -266,7 +268,7 @@ class SharedBackend final : public Backend {
   }
 
   /// A sufficiently large input in an arena is read there.
-  [[nodiscard]] Card with_input(Card card, Bytes in, std::uint64_t least = least_placed) const {
+  [[nodiscard]] CallSummary with_input(CallSummary card, Bytes in, std::uint64_t least = least_placed) const {
     if (in.size() < least || card.status != 0) return card;
     if (const auto found = detail::ArenaCore::find(in.data(), in.size()))
       card.input = {found->arena->segment().place(), found->offset};
@@ -282,7 +284,7 @@ class SharedBackend final : public Backend {
   }
   /// Rank 0 offers memory for a result of `bytes` bytes. If a call failed, leases of the last offer that no rank has
   /// taken are withdrawn.
-  [[nodiscard]] Card with_result(Card card, std::uint64_t bytes) {
+  [[nodiscard]] CallSummary with_result(CallSummary card, std::uint64_t bytes) {
     if (self() != 0 || card.status != 0) return card;
     result_.withdraw();
     result_ = group::or_fail(group_, [&] { return results_.lend(bytes, group_.all()); });
@@ -293,7 +295,7 @@ class SharedBackend final : public Backend {
     return group::or_fail(group_, [&] { return results_.take(cards_[0].result, self(), bytes); });
   }
   /// Waits until the other ranks have read the input in this rank's arena, which then belongs to the caller again.
-  void until_read(const Card& mine, const WaitOptions& options) {
+  void until_read(const CallSummary& mine, const WaitOptions& options) {
     if (mine.input.arena != 0) await(&BlockHead::read, next_, options);
   }
 
@@ -301,30 +303,30 @@ class SharedBackend final : public Backend {
 
   /// Each rank reduces one slice of each part from the inputs of all ranks. It writes the slice into its ring, from
   /// which all ranks read it, or into the shared result. `out` is known when the operation is open.
-  void reduce_slices(const Card& mine, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+  void reduce_slices(const CallSummary& mine, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
                      const Room& out, Result result, const WaitOptions& options) {
     const bool is_shared = result == Result::shared;
     std::uint64_t each = chunk_bytes;
     const auto part = [&](std::uint64_t step) { return piece_of(in.size(), each, step); };
     const auto bounds = [&](std::uint64_t bytes, std::size_t rank) {
-      return Part{slice_begin(bytes, ranks(), rank),
-                  slice_begin(bytes, ranks(), rank + 1) - slice_begin(bytes, ranks(), rank)};
+      return SlicePart{slice_begin(bytes, ranks(), rank),
+                       slice_begin(bytes, ranks(), rank + 1) - slice_begin(bytes, ranks(), rank)};
     };
     // No other rank reads the slice that this rank reduces itself, so it is not copied into the ring.
     const auto fill = [&](Step step, std::uint64_t at) {
       if (mine.input.arena != 0) return;
       const Bytes from = part_of(in, part(at));
-      const Part own = bounds(from.size(), self());
+      const SlicePart own = bounds(from.size(), self());
       write(chunk(self(), step), from.first(own.begin));
       write(chunk(self(), step) + own.begin + own.bytes, from.subspan(own.begin + own.bytes));
     };
     open(mine, opened, options, [&] { fill(next_, 0); });
     // No data passes through the rings.
-    if (is_shared && std::ranges::all_of(cards_, [](const Card& card) { return card.input.arena != 0; }))
+    if (is_shared && std::ranges::all_of(cards_, [](const CallSummary& card) { return card.input.arena != 0; }))
       each = std::max<std::uint64_t>(in.size(), 1);
     const auto make = [&](Step step, std::uint64_t at) {
-      const Part whole = part(at);
-      const Part own = bounds(whole.bytes, self());
+      const SlicePart whole = part(at);
+      const SlicePart own = bounds(whole.bytes, self());
       const std::uint64_t begin = whole.begin + own.begin;
       const Room target = is_shared ? out.subspan(begin, own.bytes) : Room{chunk(self(), step) + own.begin, own.bytes};
       reduce(combine, dtype, target, [&](std::size_t rank) {
@@ -336,7 +338,7 @@ class SharedBackend final : public Backend {
       if (mine.wants == 0 || is_shared) return;
       const Room to = out.subspan(part(at).begin, part(at).bytes);
       for_each_rank([&](std::size_t rank) {
-        const Part from = bounds(to.size(), rank);
+        const SlicePart from = bounds(to.size(), rank);
         put(to.data() + from.begin, chunk(rank, step) + from.begin, from.bytes, out.size());
       });
     };
@@ -366,7 +368,7 @@ class SharedBackend final : public Backend {
 
   /// `fill` writes this rank's chunk of the first step.
   template <class Fill>
-  void open(const Card& card, const Opened& opened, const WaitOptions& options, const Fill& fill) {
+  void open(const CallSummary& card, const Opened& opened, const WaitOptions& options, const Fill& fill) {
     // All ranks have read the data of the operation before the last. For the last one their counters show it, if it was
     // longer than the ring.
     if (next_ - begun_ >= depth) await(&BlockHead::read, next_ + 1 - depth, options);
@@ -381,7 +383,7 @@ class SharedBackend final : public Backend {
     try {
       opened(cards_);
       for (std::size_t rank = 0; rank < ranks(); ++rank) {
-        const Card& its = cards_[rank];
+        const CallSummary& its = cards_[rank];
         placed_[rank] = nullptr;
         if (rank != self() && its.input.arena != 0)
           placed_[rank] = group::or_fail(group_, [&] { return placed_input(rank); });
@@ -454,12 +456,12 @@ class SharedBackend final : public Backend {
   LentMemory results_;          // memory of rank 0; all ranks hold leases
   Loan result_;                 // the last one
   std::uint64_t cache_bytes_ = os::last_level_cache();
-  int turns_ = os::turns_on_core(group_.size());
+  int turns_ = os::spin_iterations(group_.size());
   std::uint32_t operation_ = 0;
   Step next_ = 0;   // first step of the next operation
   Step begun_ = 0;  // first step of the last operation
   // The state of the current call.
-  std::vector<Card> cards_;
+  std::vector<CallSummary> cards_;
   std::vector<const std::byte*> sources_;
   std::vector<const std::byte*> placed_;  // inputs in arenas; null if the rank fills chunks
   std::vector<int> late_;

@@ -80,11 +80,11 @@ struct Count {
 struct alignas(line) Word : Count {};
 
 /// Waits until done() is true. done() depends on `count`, which `ranks` publish. `turns` is the value of
-/// os::turns_on_core. Throws as Group::wait_until.
+/// os::spin_iterations. Throws as Group::wait_until.
 template <class Done>
 void wait_on(group::BaseGroup& group, Count& count, std::span<const int> ranks, int turns, const WaitOptions& options,
              const Done& done) {
-  if (os::comes_soon(done, turns)) return;
+  if (os::spin_then_yield(done, turns)) return;
   std::uint32_t seen = 0;
   const auto is_done = [&] {
     seen = count.value.load(std::memory_order_seq_cst);

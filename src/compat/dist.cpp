@@ -18,14 +18,14 @@
 namespace muster::collectives {
 namespace {
 
-enum class Way : std::uint8_t { shm, tcp, mpi };
+enum class InitMethod : std::uint8_t { shm, tcp, mpi };
 
-Way way_of(std::string_view name) {
-  if (name == "shm") return Way::shm;
-  if (name == "tcp" || name == "gloo") return Way::tcp;
-  if (name == "mpi") return Way::mpi;
+InitMethod way_of(std::string_view name) {
+  if (name == "shm") return InitMethod::shm;
+  if (name == "tcp" || name == "gloo") return InitMethod::tcp;
+  if (name == "mpi") return InitMethod::mpi;
   // Tensors on devices use NCCL, regardless of the backend name.
-  if (name == "nccl" && has_device_backend()) return Way::tcp;
+  if (name == "nccl" && has_device_backend()) return InitMethod::tcp;
   if (name == "nccl")
     throw Error(ErrorKind::unsupported,
                 "backend \"nccl\" needs libmuster-cuda, which is not loaded. Link the program with it (pkg-config "
@@ -51,7 +51,7 @@ std::shared_ptr<muster::Group> group_of_environment(const dist::InitOptions& opt
   return group;
 }
 
-std::shared_ptr<muster::Group> group_at(Way way, const dist::InitOptions& options) {
+std::shared_ptr<muster::Group> group_at(InitMethod way, const dist::InitOptions& options) {
   const std::string& method = options.init_method;
   check_init_method(method);
   if (options.world_size < 1 || options.rank < 0)
@@ -60,10 +60,10 @@ std::shared_ptr<muster::Group> group_at(Way way, const dist::InitOptions& option
   if (options.rank >= options.world_size)
     throw Error(ErrorKind::invalid_argument, out_of_range_text(fmt::format("init_method {}: rank", in_quotes(method)),
                                                                options.rank, options.world_size));
-  if (way == Way::mpi)
+  if (way == InitMethod::mpi)
     throw Error(ErrorKind::invalid_argument,
                 fmt::format("init_method {}: the backend \"mpi\" accepts only env://", in_quotes(method)));
-  if (way == Way::shm)
+  if (way == InitMethod::shm)
     return local_group({.key = method + ' ' + options.group_name,
                         .rank = options.rank,
                         .size = options.world_size,
@@ -89,12 +89,12 @@ void check_backend_name(std::string_view name) {
 }
 
 void check_backend(std::string_view name, const muster::Group& group) {
-  const Way way = way_of(name);
-  if (way == Way::mpi && group.kind() != "mpi")
+  const InitMethod way = way_of(name);
+  if (way == InitMethod::mpi && group.kind() != "mpi")
     throw Error(
         ErrorKind::unsupported,
         fmt::format("backend \"mpi\": the group is of kind {}. Start the ranks with mpiexec", in_quotes(group.kind())));
-  if (way != Way::shm) return;
+  if (way != InitMethod::shm) return;
   for (int rank = 0; rank < group.size(); ++rank)
     if (group.host_of(rank) != group.host_of(0))
       throw Error(ErrorKind::unsupported,
@@ -103,7 +103,7 @@ void check_backend(std::string_view name, const muster::Group& group) {
 }
 
 std::shared_ptr<muster::Group> init_group(std::string_view name, const dist::InitOptions& options) {
-  const Way way = way_of(name);
+  const InitMethod way = way_of(name);
   auto group = options.init_method == "env://" ? group_of_environment(options) : group_at(way, options);
   check_backend(name, *group);
   if (options.init_method != "env://") return group;
@@ -124,7 +124,7 @@ struct RankAndSize {
 };
 
 /// The state of the module, as that of torch.distributed: at most one of the two modes at a time.
-struct World {
+struct DistState {
   ForkMutex mutex;  // never held during the rendezvous
   bool is_starting = false;
   bool is_of_environment = false;  // its ranks are those of world()
@@ -133,13 +133,13 @@ struct World {
 };
 
 /// Destroyed at exit like world(), so that the other ranks see that this rank has left.
-World& the_world() {
-  static World world;
+DistState& the_world() {
+  static DistState world;
   return world;
 }
 
 ProcessGroup& world_now() {
-  World& world = the_world();
+  DistState& world = the_world();
   const std::lock_guard lock(world.mutex);
   if (!world.group)
     throw Error(ErrorKind::invalid_argument,
@@ -150,7 +150,7 @@ ProcessGroup& world_now() {
 }
 
 RankAndSize place_now() {
-  World& world = the_world();
+  DistState& world = the_world();
   const std::lock_guard lock(world.mutex);
   if (world.group) return {world.group->rank(), world.group->size()};
   if (world.master_worker) return *world.master_worker;
@@ -162,7 +162,7 @@ RankAndSize place_now() {
 /// `keep(world, group)` then runs under the lock and returns the result of the call.
 template <class Keep>
 auto start(std::string_view name, const InitOptions& options, const Keep& keep) {
-  World& world = the_world();
+  DistState& world = the_world();
   {
     const std::lock_guard lock(world.mutex);
     if (world.is_starting)
@@ -175,7 +175,7 @@ auto start(std::string_view name, const InitOptions& options, const Keep& keep) 
     world.is_of_environment = options.init_method == "env://";
   }
   struct Started {
-    World& world;
+    DistState& world;
     ~Started() {
       if (const auto lock = world.mutex.lock_unless_abandoned()) world.is_starting = false;
     }
@@ -209,7 +209,7 @@ Tensor all_to_all(const Tensor& tensor, const Group& group) {
 }
 
 void init_process_group(std::string_view name, const InitOptions& options) {
-  start(name, options, [](World& world, muster::Group& group) {
+  start(name, options, [](DistState& world, muster::Group& group) {
     auto made = std::make_unique<ProcessGroup>(group);
     const std::lock_guard lock(world.mutex);
     world.group = std::move(made);
@@ -217,7 +217,7 @@ void init_process_group(std::string_view name, const InitOptions& options) {
 }
 
 MasterWorker init_master_worker(std::string_view name, const InitOptions& options) {
-  return start(name, options, [](World& world, muster::Group& group) {
+  return start(name, options, [](DistState& world, muster::Group& group) {
     MasterWorker made(group);
     const std::lock_guard lock(world.mutex);
     world.master_worker = {group.rank(), group.size()};
@@ -226,13 +226,13 @@ MasterWorker init_master_worker(std::string_view name, const InitOptions& option
 }
 
 bool is_initialized() noexcept {
-  World& world = the_world();
+  DistState& world = the_world();
   const auto lock = world.mutex.lock_unless_abandoned();
   return lock && world.group != nullptr;
 }
 
 void destroy_process_group() noexcept {
-  World& world = the_world();
+  DistState& world = the_world();
   std::unique_ptr<ProcessGroup> ended;  // destroyed outside the lock, because its end may wait briefly for devices
   const auto lock = world.mutex.lock_unless_abandoned();
   if (!lock) return;  // in a forked child whose parent was changing it

@@ -48,7 +48,7 @@ void call(const char* name, std::optional<ReduceOp> op, std::optional<int> globa
     }
     check(backend);
   };
-  const auto move = [&](DeviceBackend& backend, const collectives::Card& card, const collectives::Opened& opened,
+  const auto move = [&](DeviceBackend& backend, const collectives::CallSummary& card, const collectives::Opened& opened,
                         const WaitOptions& options) {
     calls_of(backend).open(card, opened, options);
     calls_of(backend).put(options, [&](std::size_t lane, Communicator& communicator, StreamHandle stream) {

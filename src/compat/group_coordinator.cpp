@@ -281,7 +281,7 @@ ConfigObject GroupCoordinator::recv_tensor_dict(std::optional<int> src, const Te
   } else {
     // The ranks that gather wait for each other, so a rank that fails reports it to the others.
     Group& others = slices->process_group().group();
-    const group::Use use(others);
+    const group::GroupLock use(others);
     group::inside(others).together(collectives::waits(options.wait, "recv_tensor_dict"), receive);
     slices->check_same_slices(dict.values, dict.shapes, options.wait);
   }

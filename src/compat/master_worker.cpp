@@ -64,9 +64,9 @@ Config checked_answer(const Config& answer, const RankInfo& worker) {
   throw group::in_name_of(worker, error);
 }
 
-class Worker {
+class WorkerLoop {
  public:
-  Worker(ProcessGroup& group, const CollectiveOptions& options) : group_(group), options_(options) {}
+  WorkerLoop(ProcessGroup& group, const CollectiveOptions& options) : group_(group), options_(options) {}
 
   /// Handles requests until the master sends stop.
   void serve() {
@@ -305,7 +305,7 @@ Group& MasterWorker::group() const noexcept {
 
 void MasterWorker::serve(const CollectiveOptions& options) {
   if (is_master()) throw Error(ErrorKind::invalid_argument, "serve: rank 0 is the master, which cannot serve");
-  Worker(*group_, options).serve();
+  WorkerLoop(*group_, options).serve();
 }
 
 MasterWorker::Master& MasterWorker::master() const {

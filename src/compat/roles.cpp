@@ -318,7 +318,7 @@ namespace {
 constexpr std::size_t bucket_bytes = 4 << 20;
 
 /// One of the model's parameters, with the tensor that is averaged.
-struct Item {
+struct AveragedTensor {
   const std::string* name;
   const Tensor* tensor;  // null: the parameter has no gradient
 
@@ -335,7 +335,7 @@ struct Bucket {
   std::size_t bytes = 0;
 };
 
-void check(const Item& item) {
+void check(const AveragedTensor& item) {
   try {
     merge::check_reducible(collectives::combine_of(ReduceOp::average), item.tensor->dtype());
     if (!item.tensor->view().is_contiguous()) throw Error(ErrorKind::invalid_argument, "its tensor must be contiguous");
@@ -345,10 +345,10 @@ void check(const Item& item) {
   }
 }
 
-std::vector<Bucket> buckets_of(std::span<const Item> items) {
+std::vector<Bucket> buckets_of(std::span<const AveragedTensor> items) {
   std::vector<Bucket> buckets;
   std::map<DType, std::size_t> open;  // for each dtype: the bucket that may have room
-  for (const Item& item : items) {
+  for (const AveragedTensor& item : items) {
     if (item.tensor == nullptr || item.tensor->nbytes() == 0) continue;
     const std::size_t bytes = item.tensor->nbytes();
     const auto found = open.find(item.tensor->dtype());
@@ -365,9 +365,9 @@ std::vector<Bucket> buckets_of(std::span<const Item> items) {
   return buckets;
 }
 
-std::uint64_t hash_of(std::span<const Item> items) {
+std::uint64_t hash_of(std::span<const AveragedTensor> items) {
   std::uint64_t hash = items.size();
-  for (const Item& item : items) {
+  for (const AveragedTensor& item : items) {
     hash = XXH3_64bits_withSeed(item.name->data(), item.name->size(), hash);
     if (item.tensor == nullptr) continue;
     const Shape& shape = item.tensor->shape();
@@ -380,10 +380,10 @@ std::uint64_t hash_of(std::span<const Item> items) {
 }
 
 /// Throws an error on all ranks that names the first difference between the lists.
-[[noreturn]] void disagree(std::span<const Item> items, ProcessGroup& group, const char* noun,
+[[noreturn]] void disagree(std::span<const AveragedTensor> items, ProcessGroup& group, const char* noun,
                            const CollectiveOptions& options) {
   Config mine = Config::array();
-  for (const Item& item : items) mine.push_back(Config::array({*item.name, item.words(noun)}));
+  for (const AveragedTensor& item : items) mine.push_back(Config::array({*item.name, item.words(noun)}));
   const std::vector<Config> all = group.all_gather_config(mine, options);
   const auto other = std::ranges::find_if(all, [&](const Config& list) { return list != all[0]; });
   const auto rank = static_cast<int>(other - all.begin());
@@ -402,11 +402,12 @@ std::uint64_t hash_of(std::span<const Item> items) {
                                     in_quotes(longer[place].at(0).as_string()), words(first, 0), words(second, rank)));
 }
 
-void average(std::span<const Item> items, ProcessGroup& group, const char* noun, const CollectiveOptions& options) {
+void average(std::span<const AveragedTensor> items, ProcessGroup& group, const char* noun,
+             const CollectiveOptions& options) {
   std::vector<Bucket> buckets;
   Tensor copies;
   const auto trouble = group::attempt(group.group(), [&] {
-    for (const Item& item : items)
+    for (const AveragedTensor& item : items)
       if (item.tensor != nullptr) check(item);
     buckets = buckets_of(items);
     std::size_t most = 0;
@@ -448,14 +449,14 @@ void average(std::span<const Item> items, ProcessGroup& group, const char* noun,
 }  // namespace
 
 void average_gradients(std::span<const Parameter> model, ProcessGroup& group, const CollectiveOptions& options) {
-  std::vector<Item> items;
+  std::vector<AveragedTensor> items;
   for (const Parameter& parameter : model)
     items.push_back({&parameter.name, parameter.gradient ? &*parameter.gradient : nullptr});
   average(items, group, "gradient", options);
 }
 
 void average_models(std::span<const Parameter> model, ProcessGroup& group, const CollectiveOptions& options) {
-  std::vector<Item> items;
+  std::vector<AveragedTensor> items;
   for (const Parameter& parameter : model) items.push_back({&parameter.name, &parameter.value});
   average(items, group, "value", options);
 }

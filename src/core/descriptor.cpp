@@ -27,7 +27,7 @@ namespace {
 constexpr std::byte magic{0x4d};
 constexpr std::byte version{1};
 
-enum class Tag : std::uint8_t {
+enum class ValueTag : std::uint8_t {
   null,
   no,
   yes,
@@ -45,7 +45,7 @@ constexpr std::size_t most_dimensions = 64;
 
 class Encoder {
  public:
-  explicit Encoder(const std::function<std::optional<Place>(const Tensor&)>& place) : place_(place) {
+  explicit Encoder(const std::function<std::optional<TensorLocation>(const Tensor&)>& place) : place_(place) {
     bytes_ = {magic, version};
   }
 
@@ -53,32 +53,32 @@ class Encoder {
     detail::check_config_depth(depth);
     switch (config.type()) {
       case Config::Type::null:
-        return tag(Tag::null);
+        return tag(ValueTag::null);
       case Config::Type::boolean:
-        return tag(config.as_bool() ? Tag::yes : Tag::no);
+        return tag(config.as_bool() ? ValueTag::yes : ValueTag::no);
       case Config::Type::integer: {
-        tag(Tag::integer);
+        tag(ValueTag::integer);
         const std::int64_t number = config.as_int();
         return varint((static_cast<std::uint64_t>(number) << 1) ^ static_cast<std::uint64_t>(number >> 63));
       }
       case Config::Type::unsigned_integer:
-        tag(Tag::unsigned_integer);
+        tag(ValueTag::unsigned_integer);
         return varint(config.as_uint());
       case Config::Type::real: {
-        tag(Tag::real);
+        tag(ValueTag::real);
         const double number = config.as_double();
         return raw(&number, sizeof number);
       }
       case Config::Type::string:
-        tag(Tag::string);
+        tag(ValueTag::string);
         return text(config.as_string());
       case Config::Type::array:
-        tag(Tag::array);
+        tag(ValueTag::array);
         varint(config.size());
         for (const Config& item : config.as_array()) value(item, depth + 1);
         return;
       case Config::Type::object:
-        tag(Tag::object);
+        tag(ValueTag::object);
         varint(config.size());
         for (const auto& [key, member] : config.as_object()) {
           text(key);
@@ -93,7 +93,7 @@ class Encoder {
   std::vector<std::byte> take() { return std::move(bytes_); }
 
  private:
-  void tag(Tag tag) { bytes_.push_back(static_cast<std::byte>(tag)); }
+  void tag(ValueTag tag) { bytes_.push_back(static_cast<std::byte>(tag)); }
   void varint(std::uint64_t number) {
     for (; number >= 0x80; number >>= 7) bytes_.push_back(static_cast<std::byte>(number | 0x80));
     bytes_.push_back(static_cast<std::byte>(number));
@@ -109,8 +109,8 @@ class Encoder {
   }
 
   void tensor(const Tensor& tensor) {
-    const std::optional<Place> place = place_(tensor);
-    tag(place ? Tag::arena_tensor : Tag::slot_tensor);
+    const std::optional<TensorLocation> place = place_(tensor);
+    tag(place ? ValueTag::arena_tensor : ValueTag::slot_tensor);
     kind(tensor.dtype(), tensor.shape());
     if (!place) return;
     varint(place->segment);
@@ -134,15 +134,15 @@ class Encoder {
     for (const std::int64_t extent : shape) varint(static_cast<std::uint64_t>(extent));
   }
 
-  const std::function<std::optional<Place>(const Tensor&)>& place_;
+  const std::function<std::optional<TensorLocation>(const Tensor&)>& place_;
   std::vector<std::byte> bytes_;
   std::vector<std::pair<DType, const Shape*>> kinds_;  // shapes of the caller's tree
 };
 
-class Decoder {
+class DescriptorDecoder {
  public:
-  Decoder(std::span<const std::byte> bytes,
-          const std::function<Tensor(DType, const Shape&, std::uint64_t, Place)>& make)
+  DescriptorDecoder(std::span<const std::byte> bytes,
+                    const std::function<Tensor(DType, const Shape&, std::uint64_t, TensorLocation)>& make)
       : bytes_(bytes), make_(make) {}
 
   Config whole() {
@@ -198,29 +198,29 @@ class Decoder {
 
   Config value(int depth) {
     if (depth > max_config_depth) defect("it is nested too deeply");
-    switch (static_cast<Tag>(byte())) {
-      case Tag::null:
+    switch (static_cast<ValueTag>(byte())) {
+      case ValueTag::null:
         return {};
-      case Tag::no:
+      case ValueTag::no:
         return false;
-      case Tag::yes:
+      case ValueTag::yes:
         return true;
-      case Tag::integer: {
+      case ValueTag::integer: {
         const std::uint64_t zigzag = varint();
         return static_cast<std::int64_t>((zigzag >> 1) ^ (~(zigzag & 1) + 1));
       }
-      case Tag::unsigned_integer:
+      case ValueTag::unsigned_integer:
         return varint();
-      case Tag::real: {
+      case ValueTag::real: {
         double number = 0;
         if (bytes_.size() < sizeof number) defect("it is truncated");
         std::memcpy(&number, bytes_.data(), sizeof number);
         bytes_ = bytes_.subspan(sizeof number);
         return number;
       }
-      case Tag::string:
+      case ValueTag::string:
         return text();
-      case Tag::array: {
+      case ValueTag::array: {
         ConfigArray items;
         const std::size_t length = count(1);
         items.reserve(length);
@@ -231,7 +231,7 @@ class Decoder {
         }
         return items;
       }
-      case Tag::object: {
+      case ValueTag::object: {
         ConfigObject members;
         const std::size_t length = count(2);
         members.reserve(length);
@@ -243,9 +243,9 @@ class Decoder {
         }
         return members;
       }
-      case Tag::slot_tensor:
+      case ValueTag::slot_tensor:
         return tensor(false);
-      case Tag::arena_tensor:
+      case ValueTag::arena_tensor:
         return tensor(true);
     }
     defect("unknown tag of a value");
@@ -262,7 +262,7 @@ class Decoder {
     if (number > kinds_.size()) defect("unknown tensor kind");
     if (number == kinds_.size()) new_kind();
     const Kind& kind = kinds_[number];
-    Place place;
+    TensorLocation place;
     if (is_in_arena) {
       const std::uint64_t segment = varint();
       if (segment == 0 || segment > UINT32_MAX) defect("the number of an arena is out of range");
@@ -301,7 +301,7 @@ class Decoder {
   }
 
   std::span<const std::byte> bytes_;
-  const std::function<Tensor(DType, const Shape&, std::uint64_t, Place)>& make_;
+  const std::function<Tensor(DType, const Shape&, std::uint64_t, TensorLocation)>& make_;
   std::vector<Kind> kinds_;
   SlotLayout layout_;
   std::size_t owed_ = 0;  // minimum size of the items that have not been read yet
@@ -319,16 +319,16 @@ std::uint64_t SlotLayout::place(std::uint64_t nbytes) {
   return offset;
 }
 
-std::vector<std::byte> encode_descriptor(const Config& config,
-                                         const std::function<std::optional<Place>(const Tensor&)>& place_elsewhere) {
+std::vector<std::byte> encode_descriptor(
+    const Config& config, const std::function<std::optional<TensorLocation>(const Tensor&)>& place_elsewhere) {
   Encoder encoder(place_elsewhere);
   encoder.value(config, 0);
   return encoder.take();
 }
 
 Config decode_descriptor(std::span<const std::byte> bytes,
-                         const std::function<Tensor(DType, const Shape&, std::uint64_t, Place)>& make) {
-  return Decoder(bytes, make).whole();
+                         const std::function<Tensor(DType, const Shape&, std::uint64_t, TensorLocation)>& make) {
+  return DescriptorDecoder(bytes, make).whole();
 }
 
 }  // namespace muster::core

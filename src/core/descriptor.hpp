@@ -14,7 +14,7 @@
 namespace muster::core {
 
 /// The location of a tensor's bytes. Segment 0 is the slot of the exchange; other numbers are arenas.
-struct Place {
+struct TensorLocation {
   std::uint32_t segment = 0;
   std::uint64_t offset = 0;
 };
@@ -35,12 +35,12 @@ class SlotLayout {
 /// Encodes a tree. `place_elsewhere(tensor)` returns the place of a tensor in an arena, which need not move; nullopt
 /// puts the tensor into the slot. It is called in the order of the tree. Throws Error(invalid_argument) on nesting
 /// beyond max_config_depth and on text that is not UTF-8.
-std::vector<std::byte> encode_descriptor(const Config& config,
-                                         const std::function<std::optional<Place>(const Tensor&)>& place_elsewhere);
+std::vector<std::byte> encode_descriptor(
+    const Config& config, const std::function<std::optional<TensorLocation>(const Tensor&)>& place_elsewhere);
 
 /// Decodes a tree. `make(dtype, shape, nbytes, place)` returns each tensor, and must check that the place is inside its
 /// memory. Throws Error(corrupt) on any defect. Allocates no more than the length of the input justifies.
 Config decode_descriptor(std::span<const std::byte> bytes,
-                         const std::function<Tensor(DType, const Shape&, std::uint64_t, Place)>& make);
+                         const std::function<Tensor(DType, const Shape&, std::uint64_t, TensorLocation)>& make);
 
 }  // namespace muster::core

@@ -369,7 +369,7 @@ void copy_elements(const TensorView& source, std::int64_t begin, std::int64_t en
 namespace muster {
 namespace {
 
-struct Entry {
+struct CacheEntry {
   DType dtype;
   std::uint8_t bits;
   std::string_view name;
@@ -377,30 +377,30 @@ struct Entry {
 
 // In the order of the wire numbers: the position is the number.
 constexpr std::array table = {
-    Entry{DType::boolean, 8, "BOOL"},
-    Entry{DType::u8, 8, "U8"},
-    Entry{DType::i8, 8, "I8"},
-    Entry{DType::u16, 16, "U16"},
-    Entry{DType::i16, 16, "I16"},
-    Entry{DType::u32, 32, "U32"},
-    Entry{DType::i32, 32, "I32"},
-    Entry{DType::u64, 64, "U64"},
-    Entry{DType::i64, 64, "I64"},
-    Entry{DType::f16, 16, "F16"},
-    Entry{DType::bf16, 16, "BF16"},
-    Entry{DType::f32, 32, "F32"},
-    Entry{DType::f64, 64, "F64"},
-    Entry{DType::f8_e4m3fn, 8, "F8_E4M3"},
-    Entry{DType::f8_e5m2, 8, "F8_E5M2"},
-    Entry{DType::f8_e8m0, 8, "F8_E8M0"},
-    Entry{DType::f4_e2m1, 4, "F4"},
-    Entry{DType::u4, 4, "U4"},
-    Entry{DType::i4, 4, "I4"},
-    Entry{DType::complex64, 64, "C64"},
-    Entry{DType::f8_e4m3fnuz, 8, "F8_E4M3FNUZ"},
-    Entry{DType::f8_e5m2fnuz, 8, "F8_E5M2FNUZ"},
-    Entry{DType::f6_e2m3, 6, "F6_E2M3"},
-    Entry{DType::f6_e3m2, 6, "F6_E3M2"},
+    CacheEntry{DType::boolean, 8, "BOOL"},
+    CacheEntry{DType::u8, 8, "U8"},
+    CacheEntry{DType::i8, 8, "I8"},
+    CacheEntry{DType::u16, 16, "U16"},
+    CacheEntry{DType::i16, 16, "I16"},
+    CacheEntry{DType::u32, 32, "U32"},
+    CacheEntry{DType::i32, 32, "I32"},
+    CacheEntry{DType::u64, 64, "U64"},
+    CacheEntry{DType::i64, 64, "I64"},
+    CacheEntry{DType::f16, 16, "F16"},
+    CacheEntry{DType::bf16, 16, "BF16"},
+    CacheEntry{DType::f32, 32, "F32"},
+    CacheEntry{DType::f64, 64, "F64"},
+    CacheEntry{DType::f8_e4m3fn, 8, "F8_E4M3"},
+    CacheEntry{DType::f8_e5m2, 8, "F8_E5M2"},
+    CacheEntry{DType::f8_e8m0, 8, "F8_E8M0"},
+    CacheEntry{DType::f4_e2m1, 4, "F4"},
+    CacheEntry{DType::u4, 4, "U4"},
+    CacheEntry{DType::i4, 4, "I4"},
+    CacheEntry{DType::complex64, 64, "C64"},
+    CacheEntry{DType::f8_e4m3fnuz, 8, "F8_E4M3FNUZ"},
+    CacheEntry{DType::f8_e5m2fnuz, 8, "F8_E5M2FNUZ"},
+    CacheEntry{DType::f6_e2m3, 6, "F6_E2M3"},
+    CacheEntry{DType::f6_e3m2, 6, "F6_E3M2"},
 };
 
 constexpr bool is_in_order() {
@@ -410,7 +410,7 @@ constexpr bool is_in_order() {
 }
 static_assert(is_in_order());
 
-const Entry& entry(DType dtype) noexcept {
+const CacheEntry& entry(DType dtype) noexcept {
   return table[static_cast<std::size_t>(dtype)];
 }
 
@@ -442,7 +442,7 @@ std::string_view to_string(DType dtype) noexcept {
 }
 
 std::optional<DType> dtype_from_string(std::string_view name) noexcept {
-  for (const Entry& each : table)
+  for (const CacheEntry& each : table)
     if (each.name == name) return each.dtype;
   return std::nullopt;
 }

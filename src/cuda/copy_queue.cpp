@@ -103,23 +103,23 @@ bool Event::has_passed() const {
   return true;
 }
 
-Stream::Stream(int device) : device_(device) {
+CopyStream::CopyStream(int device) : device_(device) {
   const Current current(device);
   check(driver().stream_create(&handle_, stream_non_blocking), fmt::format("creating a stream on cuda:{}", device));
 }
 
-Stream::~Stream() {
+CopyStream::~CopyStream() {
   if (handle_ == nullptr) return;
   on_device_if_there(device_, [&](const DriverFunctions& functions) { functions.stream_destroy(handle_); });
 }
 
-void Stream::wait_for(const Event& event) {
+void CopyStream::wait_for(const Event& event) {
   const Current current(device_);
   check(driver().stream_wait_event(handle_, event.handle(), 0),
         fmt::format("queueing behind the caller's work on cuda:{}", device_));
 }
 
-bool Stream::is_idle() const noexcept {
+bool CopyStream::is_idle() const noexcept {
   if (handle_ == nullptr) return true;
   // If the device has failed or the driver has been unloaded, the stream is idle too.
   Status status = Status::success;

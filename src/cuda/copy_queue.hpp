@@ -52,11 +52,11 @@ class Event {
 };
 
 /// A stream that does not synchronise with any other stream, including the default stream.
-class Stream {
+class CopyStream {
  public:
-  explicit Stream(int device);
-  ~Stream();
-  Stream& operator=(Stream&&) = delete;
+  explicit CopyStream(int device);
+  ~CopyStream();
+  CopyStream& operator=(CopyStream&&) = delete;
   [[nodiscard]] StreamHandle handle() const noexcept { return handle_; }
   [[nodiscard]] int device() const noexcept { return device_; }
   /// Makes later work in this stream wait for `event`. The CPU does not wait.
@@ -163,7 +163,7 @@ class CopyQueue {
   void copied(std::uint64_t bytes);
   void wait_for_first(Group& group, const WaitOptions& options, const OthersInStream& others = {});
 
-  Stream stream_;
+  CopyStream stream_;
   std::deque<Event> marks_;
   std::vector<Event> spare_;
   std::uint64_t unmarked_ = 0;

@@ -186,7 +186,7 @@ struct CudaGraphCapture::State {
     return {status, graph};
   }
 
-  Stream stream;
+  CopyStream stream;
   bool is_open = false;
   std::optional<CudaStreamScope> scope;
 };

@@ -20,7 +20,7 @@ constexpr const char* phase = "gather: receiving on a device";
 constexpr const char* offer_phase = "gather: offering device memory";
 constexpr const char* nccl_failed_phase = "gather: NCCL has failed";
 
-void send_message(const gather::Call& call, OfferHeader header, std::span<const Export> exports,
+void send_message(const gather::GatherCall& call, OfferHeader header, std::span<const ExportedBuffer> exports,
                   std::span<const std::uint64_t> gone, std::span<const std::byte> body) {
   header.exchange = call.number;
   header.exports = static_cast<std::uint32_t>(exports.size());
@@ -29,14 +29,14 @@ void send_message(const gather::Call& call, OfferHeader header, std::span<const 
   header.body_hash = XXH3_64bits(body.data(), body.size());
   std::vector<std::byte> message;
   append(message, header);
-  for (const Export& exported : exports) append(message, exported);
+  for (const ExportedBuffer& exported : exports) append(message, exported);
   for (const std::uint64_t buffer : gone) append(message, buffer);
   message.insert(message.end(), body.begin(), body.end());
   call.group->send(call.first(), message, call.wait(offer_phase), group::Subject::exchange);
 }
 
 /// The CPU waits for the work that the caller has queued, because the next copy runs in another process.
-void wait_for_caller(const gather::Call& call, const std::set<int>& devices) {
+void wait_for_caller(const gather::GatherCall& call, const std::set<int>& devices) {
   for (const int device : devices) {
     Event event(device);
     {
@@ -50,7 +50,7 @@ void wait_for_caller(const gather::Call& call, const std::set<int>& devices) {
 }
 
 /// Sends the message that `make` makes. If that fails, sends a failure, because the root waits for a message.
-void send_or_fail(const gather::Call& call, const auto& make) {
+void send_or_fail(const gather::GatherCall& call, const auto& make) {
   try {
     make();
   } catch (const std::exception&) {
@@ -61,23 +61,23 @@ void send_or_fail(const gather::Call& call, const auto& make) {
 
 struct Offer {
   OfferHeader header;
-  std::vector<Export> exports;
+  std::vector<ExportedBuffer> exports;
   std::vector<std::uint64_t> gone;
   std::vector<std::byte> body;
 };
 
 /// Returns the maximum size of an offer whose descriptor has `bytes` bytes. Places add two numbers per tensor.
 std::uint64_t most_offer_bytes(std::uint64_t bytes) {
-  return sizeof(OfferHeader) + most_exports * (sizeof(Export) + sizeof(std::uint64_t)) + 16 * bytes;
+  return sizeof(OfferHeader) + most_exports * (sizeof(ExportedBuffer) + sizeof(std::uint64_t)) + 16 * bytes;
 }
 
-Offer receive_offer(const gather::Call& call, int sender, std::uint64_t descriptor_bytes) {
+Offer receive_offer(const gather::GatherCall& call, int sender, std::uint64_t descriptor_bytes) {
   const std::vector<std::byte> message = receive_of(call, sender, most_offer_bytes(descriptor_bytes), phase);
   MessageReader reader(message);
   Offer offer;
   offer.header = reader.take<OfferHeader>();
   if (offer.header.has_failed != 0) return offer;
-  for (std::uint32_t i = 0; i < offer.header.exports; ++i) offer.exports.push_back(reader.take<Export>());
+  for (std::uint32_t i = 0; i < offer.header.exports; ++i) offer.exports.push_back(reader.take<ExportedBuffer>());
   for (std::uint32_t i = 0; i < offer.header.gone; ++i) offer.gone.push_back(reader.take<std::uint64_t>());
   offer.body.assign(reader.rest().begin(), reader.rest().end());
   if (offer.body.size() != offer.header.body_bytes ||
@@ -86,7 +86,7 @@ Offer receive_offer(const gather::Call& call, int sender, std::uint64_t descript
   return offer;
 }
 
-Answer receive_answer(const gather::Call& call) {
+Answer receive_answer(const gather::GatherCall& call) {
   const std::vector<std::byte> message = receive_of(call, call.first(), sizeof(Answer) + 4096, offer_phase);
   return MessageReader(message).take<Answer>();
 }
@@ -94,19 +94,19 @@ Answer receive_answer(const gather::Call& call) {
 }  // namespace
 
 bool DeviceSending::by_ipc() {
-  std::vector<Export> exports;
+  std::vector<ExportedBuffer> exports;
   send_or_fail(call_, [&] {
     std::map<std::uint64_t, std::uint32_t> numbers;  // by buffer
     std::set<int> devices;
     const std::vector<std::uint64_t> gone = state_.exports.take_gone(call_.first());
     const std::vector<std::byte> body = core::encode_descriptor(*call_.value, [&](const Tensor& tensor) {
-      if (tensor.device().is_host() || tensor.nbytes() == 0) return std::optional<core::Place>();
+      if (tensor.device().is_host() || tensor.nbytes() == 0) return std::optional<core::TensorLocation>();
       devices.insert(tensor.device().index);
-      const Exports::Found found = state_.exports.find(tensor.view());
+      const Exports::FoundBuffer found = state_.exports.find(tensor.view());
       const auto [number, is_new] =
           numbers.try_emplace(found.exported.buffer, static_cast<std::uint32_t>(exports.size() + 1));
       if (is_new) exports.push_back(found.exported);
-      return std::optional(core::Place{number->second, found.offset});
+      return std::optional(core::TensorLocation{number->second, found.offset});
     });
     if (exports.size() > most_exports)
       throw Error(
@@ -118,17 +118,17 @@ bool DeviceSending::by_ipc() {
     send_message(call_, {}, exports, gone, body);
   });
   // The root may have opened some of the allocations, even if it asks for staging.
-  for (const Export& exported : exports) state_.exports.note_told(call_.first(), exported.buffer);
+  for (const ExportedBuffer& exported : exports) state_.exports.note_told(call_.first(), exported.buffer);
   return receive_answer(call_).verdict != Verdict::stage;
 }
 
 void DeviceSending::by_nccl(std::span<const int> members) {
   std::vector<const Tensor*> tensors;
-  NcclLists::Entry& entry = state_.nccl.of(members);
+  NcclLists::NcclEntry& entry = state_.nccl.of(members);
   send_or_fail(call_, [&] {
     const std::vector<std::byte> body = core::encode_descriptor(*call_.value, [&](const Tensor& tensor) {
       if (!tensor.device().is_host() && tensor.nbytes() != 0) tensors.push_back(&tensor);
-      return std::optional<core::Place>();
+      return std::optional<core::TensorLocation>();
     });
     send_message(call_, {.communicator = entry.communicator ? entry.number : 0}, {}, {}, body);
   });
@@ -139,8 +139,8 @@ void DeviceSending::by_nccl(std::span<const int> members) {
       [&] { send_by_nccl(tensors, entry, answer, members); }, [&] { entry.communicator.reset(); });
 }
 
-void DeviceSending::send_by_nccl(std::span<const Tensor* const> tensors, NcclLists::Entry& entry, const Answer& answer,
-                                 std::span<const int> members) {
+void DeviceSending::send_by_nccl(std::span<const Tensor* const> tensors, NcclLists::NcclEntry& entry,
+                                 const Answer& answer, std::span<const int> members) {
   const int device = tensors.front()->device().index;
   const Current current(device);
   CopyQueue& queue = state_.queue(device);
@@ -179,15 +179,15 @@ void DeviceDestination::begin() {
   has_begun_ = true;
 }
 
-DeviceDestination::IncomingTree DeviceDestination::take_in(std::size_t position, const gather::Record& record,
-                                                           std::span<const std::byte> descriptor, const TakeIn& take) {
-  IncomingTree tree;
+DeviceDestination::DeviceTree DeviceDestination::take_in(std::size_t position, const gather::ExchangeRecord& record,
+                                                         std::span<const std::byte> descriptor, const TakeIn& take) {
+  DeviceTree tree;
   tree.position = position;
   const MemoryPool::Buffer buffer = state_.memory_of(device_).take(record.moving_bytes);
   state_.queue(device_).keep(buffer.data);
   core::SlotLayout layout;
   tree.config = core::decode_descriptor(
-      descriptor, [&](DType dtype, const Shape& shape, std::uint64_t bytes, core::Place place) -> Tensor {
+      descriptor, [&](DType dtype, const Shape& shape, std::uint64_t bytes, core::TensorLocation place) -> Tensor {
         const std::uint64_t to = layout.place(bytes);
         if (to > buffer.bytes || bytes > buffer.bytes - to)
           throw Error(ErrorKind::corrupt, "malformed message: a tensor exceeds the announced bytes");
@@ -197,7 +197,7 @@ DeviceDestination::IncomingTree DeviceDestination::take_in(std::size_t position,
   return tree;
 }
 
-bool DeviceDestination::take_ipc(std::size_t position, const gather::Record& record) {
+bool DeviceDestination::take_ipc(std::size_t position, const gather::ExchangeRecord& record) {
   const int sender = call_.list[position];
   Answer answer{.exchange = call_.number};
   const auto reply = [&] {
@@ -213,7 +213,7 @@ bool DeviceDestination::take_ipc(std::size_t position, const gather::Record& rec
     state_.opened.close(sender, offer.gone);
     std::vector<DevicePointer> opened;
     try {
-      for (const Export& exported : offer.exports)
+      for (const ExportedBuffer& exported : offer.exports)
         opened.push_back(state_.opened.open(sender, exported, device_, opened));
     } catch (const Error& error) {
       obstacle = error.what();
@@ -226,10 +226,10 @@ bool DeviceDestination::take_ipc(std::size_t position, const gather::Record& rec
       return false;
     }
     begin();
-    const auto copy = [&](core::Place place, DevicePointer to, std::uint64_t bytes) {
+    const auto copy = [&](core::TensorLocation place, DevicePointer to, std::uint64_t bytes) {
       if (place.segment == 0 || place.segment > opened.size())
         throw Error(ErrorKind::corrupt, "malformed message: a tensor is in no allocation that was offered");
-      const Export& exported = offer.exports[place.segment - 1];
+      const ExportedBuffer& exported = offer.exports[place.segment - 1];
       if (place.offset > exported.bytes || bytes > exported.bytes - place.offset)
         throw Error(ErrorKind::corrupt, "malformed message: a tensor exceeds the announced bytes");
       state_.queue(device_).on_device(opened[place.segment - 1] + place.offset, to, bytes);
@@ -248,17 +248,18 @@ bool DeviceDestination::take_ipc(std::size_t position, const gather::Record& rec
   return true;
 }
 
-void DeviceDestination::take_nccl(std::span<const std::size_t> positions, std::span<const gather::Record> records) {
+void DeviceDestination::take_nccl(std::span<const std::size_t> positions,
+                                  std::span<const gather::ExchangeRecord> records) {
   std::vector<int> members{call_.first()};
   for (const std::size_t position : positions) members.push_back(call_.list[position]);
-  NcclLists::Entry& entry = state_.nccl.of(members);
+  NcclLists::NcclEntry& entry = state_.nccl.of(members);
   gather::Attempts attempt(*call_.group);
   std::vector<bool> waits(positions.size(), true);  // for an answer
-  std::vector<IncomingTree> trees;
+  std::vector<DeviceTree> trees;
   bool is_known = entry.communicator != nullptr;
   for (std::size_t i = 0; i < positions.size(); ++i) {
     const int sender = call_.list[positions[i]];
-    const gather::Record& record = records[static_cast<std::size_t>(sender)];
+    const gather::ExchangeRecord& record = records[static_cast<std::size_t>(sender)];
     // Every offer is received, even if one of them is bad.
     attempt([&] {
       try {
@@ -268,9 +269,9 @@ void DeviceDestination::take_nccl(std::span<const std::size_t> positions, std::s
         is_known = is_known && offer.header.communicator == entry.number;
         entry.number = std::max(entry.number, offer.header.communicator);
         std::vector<std::pair<DevicePointer, std::uint64_t>> places;
-        trees.push_back(
-            take_in(positions[i], record, offer.body,
-                    [&](core::Place, DevicePointer to, std::uint64_t bytes) { places.emplace_back(to, bytes); }));
+        trees.push_back(take_in(
+            positions[i], record, offer.body,
+            [&](core::TensorLocation, DevicePointer to, std::uint64_t bytes) { places.emplace_back(to, bytes); }));
         trees.back().places = std::move(places);
       } catch (const Error& error) {
         throw error.with_context(fmt::format("receiving the device tensors of rank {}", sender));
@@ -313,12 +314,12 @@ void DeviceDestination::take_nccl(std::span<const std::size_t> positions, std::s
   std::ranges::move(trees, std::back_inserter(trees_));
 }
 
-void DeviceDestination::receive_trees(std::vector<IncomingTree>& trees, Communicator& communicator,
+void DeviceDestination::receive_trees(std::vector<DeviceTree>& trees, Communicator& communicator,
                                       std::span<const int> senders) {
   begin();
   CopyQueue& queue = state_.queue(device_);
   std::size_t most = 0;
-  for (const IncomingTree& tree : trees) most = std::max(most, tree.places.size());
+  for (const DeviceTree& tree : trees) most = std::max(most, tree.places.size());
   for (std::size_t at = 0; at < most; at += nccl_batch) {
     Communicator::batch([&] {
       for (std::size_t i = 0; i < trees.size(); ++i)
@@ -388,7 +389,7 @@ void DeviceDestination::finish() {
 }
 
 void DeviceDestination::deliver(std::vector<std::optional<Config>>& entries) {
-  for (IncomingTree& tree : trees_) entries[tree.position] = std::move(tree.config);
+  for (DeviceTree& tree : trees_) entries[tree.position] = std::move(tree.config);
   trees_.clear();
 }
 

@@ -82,28 +82,28 @@ using gather::receive_of;
 /// The sender's side.
 class DeviceSending {
  public:
-  DeviceSending(const gather::Call& call, DeviceState& state) : call_(call), state_(state) {}
+  DeviceSending(const gather::GatherCall& call, DeviceState& state) : call_(call), state_(state) {}
   /// Returns false if the root asks for staging.
   bool by_ipc();
   /// `members` contains the root and all senders that use NCCL, in the order of the rank list.
   void by_nccl(std::span<const int> members);
 
  private:
-  void send_by_nccl(std::span<const Tensor* const> tensors, NcclLists::Entry& entry, const Answer& answer,
+  void send_by_nccl(std::span<const Tensor* const> tensors, NcclLists::NcclEntry& entry, const Answer& answer,
                     std::span<const int> members);
-  const gather::Call& call_;
+  const gather::GatherCall& call_;
   DeviceState& state_;
 };
 
 /// The root's side.
 class DeviceDestination {
  public:
-  DeviceDestination(const gather::Call& call, DeviceState& state, int device)
+  DeviceDestination(const gather::GatherCall& call, DeviceState& state, int device)
       : call_(call), state_(state), device_(device) {}
 
   /// Takes the offer of the sender at this position of the list. Returns false if the sender was asked for staging.
-  bool take_ipc(std::size_t position, const gather::Record& record);
-  void take_nccl(std::span<const std::size_t> positions, std::span<const gather::Record> records);
+  bool take_ipc(std::size_t position, const gather::ExchangeRecord& record);
+  void take_nccl(std::span<const std::size_t> positions, std::span<const gather::ExchangeRecord> records);
   /// Allocates memory for staged tensors. A lack of memory must be reported before the closing round.
   void reserve(std::size_t position, std::uint64_t bytes);
   /// Copies a staged tree to the device. The tree must exist until finish().
@@ -116,26 +116,26 @@ class DeviceDestination {
   void deliver(std::vector<std::optional<Config>>& entries);
 
  private:
-  struct IncomingTree {
+  struct DeviceTree {
     std::size_t position = 0;
     std::vector<std::pair<DevicePointer, std::uint64_t>> places;  // for NCCL: the address and size of each tensor
     std::optional<Config> config;                                 // keeps the memory
   };
   /// Fetches a tensor that has elements from its place at the sender to an address of this device.
-  using TakeIn = std::function<void(core::Place place, DevicePointer to, std::uint64_t bytes)>;
+  using TakeIn = std::function<void(core::TensorLocation place, DevicePointer to, std::uint64_t bytes)>;
   /// Allocates memory for a tree, and assembles it there.
-  IncomingTree take_in(std::size_t position, const gather::Record& record, std::span<const std::byte> descriptor,
-                       const TakeIn& take);
+  DeviceTree take_in(std::size_t position, const gather::ExchangeRecord& record, std::span<const std::byte> descriptor,
+                     const TakeIn& take);
   [[nodiscard]] Tensor tensor_at(DType dtype, const Shape& shape, const MemoryPool::Buffer& buffer,
                                  std::uint64_t offset, std::uint64_t bytes) const;
-  void receive_trees(std::vector<IncomingTree>& trees, Communicator& communicator, std::span<const int> senders);
+  void receive_trees(std::vector<DeviceTree>& trees, Communicator& communicator, std::span<const int> senders);
   void begin();
 
-  const gather::Call& call_;
+  const gather::GatherCall& call_;
   DeviceState& state_;
   int device_;
   bool has_begun_ = false;
-  std::vector<IncomingTree> trees_;
+  std::vector<DeviceTree> trees_;
   std::vector<std::pair<std::size_t, MemoryPool::Buffer>> reserved_;  // by position
 };
 

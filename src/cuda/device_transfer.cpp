@@ -27,15 +27,15 @@
 namespace muster::cuda {
 namespace {
 
-using gather::Call;
-using gather::Record;
+using gather::ExchangeRecord;
+using gather::GatherCall;
 
-bool shares_memory_with_first(const Call& call) {
+bool shares_memory_with_first(const GatherCall& call) {
   return call.group->region_of(call.first()) != nullptr;
 }
 
 /// Returns the route for host tensors between the ranks of this call, or null if there is none.
-const gather::RouteDriver* route_underneath(const Call& call) {
+const gather::RouteDriver* route_underneath(const GatherCall& call) {
   for (const Route route : {Route::local, Route::shm, Route::mpi, Route::tcp, Route::workspace}) {
     const gather::RouteDriver* driver = gather::RouteTable::instance().find(route);
     if (driver != nullptr && driver->is_usable(call)) return driver;
@@ -45,15 +45,15 @@ const gather::RouteDriver* route_underneath(const Call& call) {
 
 class DeviceTransfer final : public gather::Transfer {
  public:
-  explicit DeviceTransfer(const Call& call);
+  explicit DeviceTransfer(const GatherCall& call);
   ~DeviceTransfer() override;
   DeviceTransfer& operator=(DeviceTransfer&&) = delete;
 
-  void offer(Record& record) override;
-  void move(std::span<const Record> records, ExchangeReport& report) override;
+  void offer(ExchangeRecord& record) override;
+  void move(std::span<const ExchangeRecord> records, ExchangeReport& report) override;
   void commit() noexcept override;
   std::vector<std::optional<Config>> deliver() override;
-  std::vector<std::unique_ptr<gather::Obligation>> obligations() override { return inner_->obligations(); }
+  std::vector<std::unique_ptr<gather::OutstandingLease>> obligations() override { return inner_->obligations(); }
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override;
 
  private:
@@ -61,18 +61,19 @@ class DeviceTransfer final : public gather::Transfer {
   /// Returns whether the tensor can be exported by CUDA IPC. It is tried, because some machines report the ability
   /// without having it.
   [[nodiscard]] bool can_be_exported(const TensorView& tensor) const;
-  void send(Way way, std::span<const Way> ways, std::span<const Record> records, ExchangeReport& report);
-  void receive(std::span<const Way> ways, std::span<const Record> records, ExchangeReport& report);
-  void stage(std::span<const Record> records, ExchangeReport& report);
+  void send(TransferMethod way, std::span<const TransferMethod> ways, std::span<const ExchangeRecord> records,
+            ExchangeReport& report);
+  void receive(std::span<const TransferMethod> ways, std::span<const ExchangeRecord> records, ExchangeReport& report);
+  void stage(std::span<const ExchangeRecord> records, ExchangeReport& report);
   /// Used by a sender that shares no memory with the root.
   void copy_to_host();
-  [[nodiscard]] std::vector<int> nccl_members(std::span<const Way> ways) const;
+  [[nodiscard]] std::vector<int> nccl_members(std::span<const TransferMethod> ways) const;
   [[nodiscard]] bool lands_on_device() const { return call_.options->devices.destination == Destination::device; }
 
-  const Call& call_;
+  const GatherCall& call_;
   std::shared_ptr<DeviceState> state_;
   DeviceSlotFiller filler_;
-  Call inner_call_;                 // for host tensors
+  GatherCall inner_call_;           // for host tensors
   std::optional<HostCopy> staged_;  // of the root, or of a sender that shares no memory with it
   std::unique_ptr<gather::Transfer> inner_;
   std::optional<DeviceDestination> destination_;
@@ -82,7 +83,7 @@ class DeviceTransfer final : public gather::Transfer {
   bool is_committed_ = false;
 };
 
-DeviceTransfer::DeviceTransfer(const Call& call)
+DeviceTransfer::DeviceTransfer(const GatherCall& call)
     : call_(call), state_(device_state_of(*call.group)), filler_(call, *state_), inner_call_(call) {
   const gather::RouteDriver* driver = route_underneath(call_);
   if (driver == nullptr) throw Error(ErrorKind::unsupported, "no route reaches all ranks of the list");
@@ -140,7 +141,7 @@ DeviceFacts DeviceTransfer::own_facts() const {
   return facts;
 }
 
-void DeviceTransfer::offer(Record& record) {
+void DeviceTransfer::offer(ExchangeRecord& record) {
   inner_->offer(record);
   if (!has_device_tensors_) return;
   const DeviceFacts facts = own_facts();
@@ -148,23 +149,24 @@ void DeviceTransfer::offer(Record& record) {
   record.closes = true;
   // In the first exchange shared memory is counted, because the tensors may have to be staged after all.
   if (lands_on_device() && facts.sees_first && facts.is_exportable &&
-      (facts.forced == Way::nothing || facts.forced == Way::ipc) && state_->takers.contains(call_.first()))
+      (facts.forced == TransferMethod::nothing || facts.forced == TransferMethod::ipc) &&
+      state_->takers.contains(call_.first()))
     record.fresh_bytes = 0;
 }
 
-std::vector<int> DeviceTransfer::nccl_members(std::span<const Way> ways) const {
+std::vector<int> DeviceTransfer::nccl_members(std::span<const TransferMethod> ways) const {
   std::vector<int> members{call_.first()};
   for (std::size_t at = 1; at < ways.size(); ++at)
-    if (ways[at] == Way::nccl) members.push_back(call_.list[at]);
+    if (ways[at] == TransferMethod::nccl) members.push_back(call_.list[at]);
   return members;
 }
 
-void DeviceTransfer::move(std::span<const Record> records, ExchangeReport& report) {
+void DeviceTransfer::move(std::span<const ExchangeRecord> records, ExchangeReport& report) {
   const auto begin = std::chrono::steady_clock::now();
   std::vector<DeviceFacts> facts;
   for (const int rank : call_.list) facts.push_back(get_facts(records[static_cast<std::size_t>(rank)]));
-  const std::vector<Way> ways = choose_ways(facts);
-  const Way way = ways[call_.position];
+  const std::vector<TransferMethod> ways = choose_ways(facts);
+  const TransferMethod way = ways[call_.position];
   if (call_.is_first())
     receive(ways, records, report);
   else
@@ -182,19 +184,20 @@ void DeviceTransfer::copy_to_host() {
   inner_call_.value = &staged_->tree();
 }
 
-void DeviceTransfer::stage(std::span<const Record> records, ExchangeReport& report) {
+void DeviceTransfer::stage(std::span<const ExchangeRecord> records, ExchangeReport& report) {
   inner_->move(records, report);
   manner_ = staged_ ? "page-locked memory, sent on" : filler_.manner();
 }
 
-void DeviceTransfer::send(Way way, std::span<const Way> ways, std::span<const Record> records, ExchangeReport& report) {
+void DeviceTransfer::send(TransferMethod way, std::span<const TransferMethod> ways,
+                          std::span<const ExchangeRecord> records, ExchangeReport& report) {
   DeviceSending sending(call_, *state_);
   switch (way) {
-    case Way::nothing:
+    case TransferMethod::nothing:
       return inner_->move(records, report);
-    case Way::staging:
+    case TransferMethod::staging:
       return stage(records, report);
-    case Way::ipc:
+    case TransferMethod::ipc:
       if (!sending.by_ipc()) {
         state_->takers.erase(call_.first());
         return stage(records, report);
@@ -202,7 +205,7 @@ void DeviceTransfer::send(Way way, std::span<const Way> ways, std::span<const Re
       state_->takers.insert(call_.first());
       manner_ = "CUDA IPC";
       return;
-    case Way::nccl: {
+    case TransferMethod::nccl: {
       const std::vector<int> members = nccl_members(ways);
       sending.by_nccl(members);
       manner_ = "NCCL";
@@ -211,7 +214,8 @@ void DeviceTransfer::send(Way way, std::span<const Way> ways, std::span<const Re
   }
 }
 
-void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> records, ExchangeReport& report) {
+void DeviceTransfer::receive(std::span<const TransferMethod> ways, std::span<const ExchangeRecord> records,
+                             ExchangeReport& report) {
   gather::Attempts attempt(*call_.group);
   if (!lands_on_device()) {
     attempt([&] {
@@ -235,19 +239,21 @@ void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> 
     visit_device_tensors(*call_.value, [&](const Tensor& tensor) {
       if (!device) device = tensor.device().index;
     });
-  if (!device && std::ranges::any_of(ways, [](Way way) { return way != Way::nothing; })) {
+  if (!device && std::ranges::any_of(ways, [](TransferMethod way) { return way != TransferMethod::nothing; })) {
     // This also runs if there is no driver, so that staged senders do not wait for ever.
     attempt([&] { device = current_device().value_or(0); });
   }
-  std::vector<Record> left(records.begin(), records.end());
-  const auto record_at = [&](std::size_t at) -> Record& { return left[static_cast<std::size_t>(call_.list[at])]; };
+  std::vector<ExchangeRecord> left(records.begin(), records.end());
+  const auto record_at = [&](std::size_t at) -> ExchangeRecord& {
+    return left[static_cast<std::size_t>(call_.list[at])];
+  };
   destination_.emplace(call_, *state_, device.value_or(0));
   if (call_.options->root_tensors == RootTensors::copy && has_device_tensors_)
     attempt([&] { own_ = destination_->copy_of(*call_.value); });
   std::vector<std::size_t> by_nccl;
   for (std::size_t at = 1; at < ways.size(); ++at) {
-    if (ways[at] == Way::nccl) by_nccl.push_back(at);
-    if (ways[at] != Way::ipc) {
+    if (ways[at] == TransferMethod::nccl) by_nccl.push_back(at);
+    if (ways[at] != TransferMethod::ipc) {
       // This sender no longer reports which of its allocations it has freed.
       state_->opened.close_all_of(call_.list[at]);
       continue;
@@ -262,7 +268,8 @@ void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> 
   }
   attempt([&] {
     for (std::size_t at = 1; at < ways.size(); ++at)
-      if (ways[at] != Way::nothing && record_at(at).has_value) destination_->reserve(at, record_at(at).moving_bytes);
+      if (ways[at] != TransferMethod::nothing && record_at(at).has_value)
+        destination_->reserve(at, record_at(at).moving_bytes);
   });
   attempt([&] { inner_->move(left, report); });
   attempt([&] { destination_->finish(); });
@@ -304,29 +311,29 @@ std::uint64_t DeviceTransfer::pool_bytes() const noexcept {
 class DeviceRoute final : public gather::RouteDriver {
  public:
   [[nodiscard]] Route route() const noexcept override { return Route::device; }
-  [[nodiscard]] bool is_usable(const Call& call) const override {
-    return call.operation != gather::Operation::merge && call.operation != gather::Operation::stream &&
+  [[nodiscard]] bool is_usable(const GatherCall& call) const override {
+    return call.operation != gather::GatherKind::merge && call.operation != gather::GatherKind::stream &&
            call.options->workspace.path.empty() && route_underneath(call) != nullptr;
   }
-  [[nodiscard]] std::string obstacle(const Call& call) const override {
-    if (call.operation == gather::Operation::stream)
+  [[nodiscard]] std::string obstacle(const GatherCall& call) const override {
+    if (call.operation == gather::GatherKind::stream)
       return "this route serves gathers of configs and tensors: gather_each copies device tensors to the host for any "
              "route";
-    if (call.operation == gather::Operation::merge)
+    if (call.operation == gather::GatherKind::merge)
       return "this route serves gathers of configs and tensors (call config_to_host() of muster/cuda.hpp first)";
     if (!call.options->workspace.path.empty()) return "workspace.path is set, and files need tensors on the host";
     return "device tensors need shared memory, MPI or a workspace between the ranks, and they have none in common";
   }
-  [[nodiscard]] std::string reason(const Call& call) const override {
+  [[nodiscard]] std::string reason(const GatherCall& call) const override {
     return call.options->devices.destination == Destination::device
                ? "tensors are on devices, and the destination is the root's device"
                : "tensors are on devices, and the destination is host memory";
   }
-  std::unique_ptr<gather::Preflight> preflight(const Call& call, Record& record) const override {
+  std::unique_ptr<gather::Preflight> preflight(const GatherCall& call, ExchangeRecord& record) const override {
     const gather::RouteDriver* const underneath = route_underneath(call);
     return underneath == nullptr ? nullptr : underneath->preflight(call, record);
   }
-  std::unique_ptr<gather::Transfer> begin(const Call& call) const override {
+  std::unique_ptr<gather::Transfer> begin(const GatherCall& call) const override {
     return std::make_unique<DeviceTransfer>(call);
   }
   [[nodiscard]] bool moves(const TensorView&) const override { return true; }

@@ -76,7 +76,7 @@ Missing find_functions(const char* library_name, FunctionTable& table) {
     missing.library = words == nullptr ? library_name : words;
     return missing;
   }
-  for (FunctionTable::Entry* entry = table.last; entry != nullptr; entry = entry->next)
+  for (FunctionTable::ApiEntry* entry = table.last; entry != nullptr; entry = entry->next)
     if ((entry->address = ::dlsym(library, entry->name)) == nullptr) missing.function = entry->name;
   return missing;
 }

@@ -95,22 +95,22 @@ struct Copy2d {
 
 /// The functions of a library that is loaded when it is needed. Usable during exit, because it has no destructor.
 struct FunctionTable {
-  struct Entry {
-    Entry(FunctionTable& table, const char* exported) noexcept
+  struct ApiEntry {
+    ApiEntry(FunctionTable& table, const char* exported) noexcept
         : name(exported), next(std::exchange(table.last, this)) {}
-    Entry& operator=(Entry&&) = delete;
+    ApiEntry& operator=(ApiEntry&&) = delete;
     const char* name;  // the name that the library exports
-    Entry* next;
+    ApiEntry* next;
     void* address = nullptr;
   };
-  Entry* last = nullptr;
+  ApiEntry* last = nullptr;
 };
 template <class Signature>
 struct Function;
 template <class Result, class... Arguments>
-struct Function<Result(Arguments...)> : FunctionTable::Entry {
+struct Function<Result(Arguments...)> : FunctionTable::ApiEntry {
   using Pointer = Result (*)(Arguments...);
-  using Entry::Entry;
+  using ApiEntry::ApiEntry;
   Result operator()(Arguments... arguments) const { return reinterpret_cast<Pointer>(address)(arguments...); }
 };
 

@@ -19,7 +19,7 @@ void close_handle(DevicePointer pointer, int device) noexcept {
 
 }  // namespace
 
-Exports::Found Exports::find(const TensorView& tensor) {
+Exports::FoundBuffer Exports::find(const TensorView& tensor) {
   const Current current(tensor.device().index);
   const Allocation allocation = allocation_of(tensor.data());
   const auto located = locate(tensor.data());
@@ -28,7 +28,7 @@ Exports::Found Exports::find(const TensorView& tensor) {
   if (offset > allocation.bytes || tensor.nbytes() > allocation.bytes - offset)
     throw Error(ErrorKind::invalid_argument, fmt::format("a tensor of {} bytes exceeds its allocation on {}",
                                                          tensor.nbytes(), to_string(tensor.device())));
-  Known& known = known_[allocation.base];
+  KnownBuffer& known = known_[allocation.base];
   if (known.base == 0 || known.exported.buffer != located->buffer) {
     IpcHandle handle{};
     check(driver().ipc_export(&handle, allocation.base),
@@ -58,7 +58,7 @@ std::vector<std::uint64_t> Exports::take_gone(int first) {
   return gone;
 }
 
-DevicePointer OpenedMemory::open(int sender, const Export& exported, int device,
+DevicePointer OpenedMemory::open(int sender, const ExportedBuffer& exported, int device,
                                  std::span<const DevicePointer> in_use) {
   const Key key{sender, exported.buffer, device};
   auto found = open_.find(key);

@@ -14,7 +14,7 @@
 
 namespace muster::cuda {
 
-struct Export {
+struct ExportedBuffer {
   std::uint64_t buffer = 0;
   std::uint64_t bytes = 0;
   IpcHandle handle{};
@@ -23,22 +23,22 @@ struct Export {
 /// A sender's exported allocations, and the roots that know them.
 class Exports {
  public:
-  struct Found {
-    Export exported;
+  struct FoundBuffer {
+    ExportedBuffer exported;
     std::uint64_t offset = 0;  ///< of the tensor in the allocation
   };
   /// Throws Error(io) if the allocation cannot be exported.
-  Found find(const TensorView& tensor);
+  FoundBuffer find(const TensorView& tensor);
   /// Returns and forgets the buffers that root `first` knows and that have been freed. The root must close them.
   std::vector<std::uint64_t> take_gone(int first);
   void note_told(int first, std::uint64_t buffer);
 
  private:
-  struct Known {
+  struct KnownBuffer {
     DevicePointer base = 0;
-    Export exported;
+    ExportedBuffer exported;
   };
-  std::map<DevicePointer, Known> known_;                      // by base
+  std::map<DevicePointer, KnownBuffer> known_;                // by base
   std::map<int, std::map<std::uint64_t, const void*>> told_;  // by root: the buffers and their addresses
 };
 
@@ -53,7 +53,7 @@ class OpenedMemory {
   /// Opens the allocation for `device`, or returns the pointer if it is open already. `in_use` contains the allocations
   /// of this sender that were opened for the same exchange. Throws Error(io) with the driver's message if the two
   /// devices cannot access each other, or if the sender's device is hidden from this process.
-  DevicePointer open(int sender, const Export& exported, int device, std::span<const DevicePointer> in_use);
+  DevicePointer open(int sender, const ExportedBuffer& exported, int device, std::span<const DevicePointer> in_use);
   void close(int sender, std::span<const std::uint64_t> buffers) noexcept;
   /// Closes all allocations of a sender, except those in `but`.
   void close_all_of(int sender, std::span<const DevicePointer> but = {}) noexcept;

@@ -20,12 +20,12 @@ std::uint64_t rounded(std::uint64_t bytes) {
   return (std::max(bytes, least) + least - 1) / least * least;
 }
 
-void free_pinned(const MemoryPool::Block& block) noexcept {
+void free_pinned(const MemoryPool::PoolBlock& block) noexcept {
   if (!block.is_locked) return std::free(block.data);
   on_device_if_there(block.device, [&](const DriverFunctions& functions) { functions.host_free(block.data); });
 }
 
-void free_on_device(const MemoryPool::Block& block) noexcept {
+void free_on_device(const MemoryPool::PoolBlock& block) noexcept {
   on_device_if_there(block.device,
                      [&](const DriverFunctions& functions) { functions.free(device_pointer(block.data)); });
 }
@@ -36,7 +36,7 @@ MemoryPool::~MemoryPool() {
   trim();
 }
 
-MemoryPool::Block MemoryPool::fresh(std::uint64_t bytes) {
+MemoryPool::PoolBlock MemoryPool::fresh(std::uint64_t bytes) {
   try {
     return source_.allocate(rounded(bytes));
   } catch (const Error&) {
@@ -46,7 +46,7 @@ MemoryPool::Block MemoryPool::fresh(std::uint64_t bytes) {
 }
 
 MemoryPool::Buffer MemoryPool::take(std::uint64_t bytes, std::uint64_t budget) {
-  Block chosen;
+  PoolBlock chosen;
   {
     const std::lock_guard lock(mutex_);
     auto best = free_.end();
@@ -91,26 +91,26 @@ MemoryPool::Buffer MemoryPool::take(std::uint64_t bytes, std::uint64_t budget) {
 std::uint64_t MemoryPool::bytes() const {
   const std::lock_guard lock(mutex_);
   std::uint64_t sum = lent_;
-  for (const Block& block : free_) sum += block.bytes;
+  for (const PoolBlock& block : free_) sum += block.bytes;
   return sum;
 }
 
 std::uint64_t MemoryPool::trim() noexcept {
   if (os::process_id() != owner_) return 0;
-  std::vector<Block> gone;
+  std::vector<PoolBlock> gone;
   {
     const std::lock_guard lock(mutex_);
     gone.swap(free_);
   }
   std::uint64_t sum = 0;
-  for (const Block& block : gone) {
+  for (const PoolBlock& block : gone) {
     sum += block.bytes;
     source_.destroy(block);
   }
   return sum;
 }
 
-void MemoryPool::give_back(const Block& block) noexcept {
+void MemoryPool::give_back(const PoolBlock& block) noexcept {
   // A forked child cannot call the driver, and the memory belongs to its parent.
   if (os::process_id() != owner_) return;
   try {
@@ -126,7 +126,7 @@ void MemoryPool::give_back(const Block& block) noexcept {
 
 std::shared_ptr<MemoryPool> make_pinned_pool() {
   const auto allocate = [](std::uint64_t bytes) {
-    MemoryPool::Block block{nullptr, bytes, true, current_device().value_or(0)};
+    MemoryPool::PoolBlock block{nullptr, bytes, true, current_device().value_or(0)};
     void* memory = nullptr;
     if (driver().host_allocate(&memory, bytes, host_alloc_portable) != Status::success) {
       block.is_locked = false;
@@ -138,7 +138,7 @@ std::shared_ptr<MemoryPool> make_pinned_pool() {
     block.data = static_cast<std::byte*>(memory);
     return block;
   };
-  return std::make_shared<MemoryPool>(MemoryPool::Source{allocate, free_pinned});
+  return std::make_shared<MemoryPool>(MemoryPool::BlockSource{allocate, free_pinned});
 }
 
 const std::shared_ptr<MemoryPool>& pinned_pool_of_process() {
@@ -162,9 +162,9 @@ std::shared_ptr<MemoryPool> make_device_pool(int device) {
                               byte_text(bytes), device, byte_text(free), byte_text(total)));
     }
     check(status, fmt::format("allocating {} bytes on cuda:{}", bytes, device));
-    return MemoryPool::Block{address_of(pointer), bytes, true, device};
+    return MemoryPool::PoolBlock{address_of(pointer), bytes, true, device};
   };
-  return std::make_shared<MemoryPool>(MemoryPool::Source{allocate, free_on_device});
+  return std::make_shared<MemoryPool>(MemoryPool::BlockSource{allocate, free_on_device});
 }
 
 }  // namespace muster::cuda

@@ -16,18 +16,18 @@ namespace muster::cuda {
 
 class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
  public:
-  struct Block {
+  struct PoolBlock {
     std::byte* data = nullptr;
     std::uint64_t bytes = 0;
     bool is_locked = true;  ///< for host memory: false if no more memory could be locked
     int device = 0;         ///< the device that owns the memory, or through which it was locked
   };
   /// `allocate` throws Error(out_of_space). `destroy` never throws, and may be called at exit.
-  struct Source {
-    std::function<Block(std::uint64_t bytes)> allocate;
-    void (*destroy)(const Block&) noexcept;
+  struct BlockSource {
+    std::function<PoolBlock(std::uint64_t bytes)> allocate;
+    void (*destroy)(const PoolBlock&) noexcept;
   };
-  explicit MemoryPool(Source source) : source_(std::move(source)) {}
+  explicit MemoryPool(BlockSource source) : source_(std::move(source)) {}
   ~MemoryPool();
   MemoryPool& operator=(MemoryPool&&) = delete;
 
@@ -46,13 +46,13 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   std::uint64_t trim() noexcept;
 
  private:
-  void give_back(const Block& block) noexcept;
-  [[nodiscard]] Block fresh(std::uint64_t bytes);
+  void give_back(const PoolBlock& block) noexcept;
+  [[nodiscard]] PoolBlock fresh(std::uint64_t bytes);
 
-  Source source_;
+  BlockSource source_;
   const std::int64_t owner_ = os::process_id();
   mutable ForkMutex mutex_;
-  std::vector<Block> free_;
+  std::vector<PoolBlock> free_;
   std::uint64_t lent_ = 0;
 };
 

@@ -170,7 +170,7 @@ void by_nccl_or_fail(Group& group, std::span<const int> others, const WaitOption
   }
 }
 
-using collectives::Card;
+using collectives::CallSummary;
 
 namespace {
 
@@ -196,7 +196,7 @@ std::uint64_t NcclCalls::identity_of(int device) {
   return identity;
 }
 
-collectives::Place NcclCalls::begin(std::span<const Device> devices) {
+collectives::CallDevices NcclCalls::begin(std::span<const Device> devices) {
   lanes_.clear();
   is_captured_ = false;
   if (devices.size() > most_devices)
@@ -206,7 +206,7 @@ collectives::Place NcclCalls::begin(std::span<const Device> devices) {
   for (const Device& device : devices) {
     if (device.is_host())
       throw Error(ErrorKind::invalid_argument, "NCCL: a tensor is in host memory, but all must be on devices");
-    if (std::ranges::find(lanes_, device.index, &Lane::device) != lanes_.end())
+    if (std::ranges::find(lanes_, device.index, &DeviceCall::device) != lanes_.end())
       throw Error(ErrorKind::invalid_argument,
                   fmt::format("NCCL: two tensors are on {}, but each device can have one", to_string(device)));
     const Current current(device.index);
@@ -223,8 +223,8 @@ collectives::Place NcclCalls::begin(std::span<const Device> devices) {
   return {.devices = all, .count = static_cast<std::uint32_t>(lanes_.size()), .is_captured = is_captured_};
 }
 
-const NcclCalls::Lane& NcclCalls::lane_of(const Device& device) const {
-  const auto found = std::ranges::find(lanes_, device.index, &Lane::device);
+const NcclCalls::DeviceCall& NcclCalls::lane_of(const Device& device) const {
+  const auto found = std::ranges::find(lanes_, device.index, &DeviceCall::device);
   if (device.is_host() || found == lanes_.end())
     throw Error(
         ErrorKind::invalid_argument,
@@ -233,7 +233,7 @@ const NcclCalls::Lane& NcclCalls::lane_of(const Device& device) const {
   return *found;
 }
 
-void NcclCalls::follow(const Lane& lane) {
+void NcclCalls::follow(const DeviceCall& lane) {
   const auto last = last_.find(lane.device);
   if (is_captured_ || last == last_.end()) return;
   const Current current(lane.device);
@@ -241,7 +241,7 @@ void NcclCalls::follow(const Lane& lane) {
         "queueing behind the last call of the group");
 }
 
-void NcclCalls::note_last(const Lane& lane) {
+void NcclCalls::note_last(const DeviceCall& lane) {
   if (is_captured_) return;
   const Current current(lane.device);
   last_.try_emplace(lane.device, lane.device).first->second.record(lane.stream);
@@ -249,14 +249,14 @@ void NcclCalls::note_last(const Lane& lane) {
 
 // Step 2.
 
-void NcclCalls::open(const Card& card, const collectives::Opened& opened, const WaitOptions& options) {
-  Card mine = card;
+void NcclCalls::open(const CallSummary& card, const collectives::Opened& opened, const WaitOptions& options) {
+  CallSummary mine = card;
   mine.on_devices.bytes = card.bytes;
   mine.bytes = mine.largest = 0;
   const std::vector<collectives::Room> nothing(static_cast<std::size_t>(group_.size()));
-  const auto then = [&](std::span<const Card> cards) {
+  const auto then = [&](std::span<const CallSummary> cards) {
     cards_.assign(cards.begin(), cards.end());
-    for (Card& each : cards_) each.bytes = each.on_devices.bytes;
+    for (CallSummary& each : cards_) each.bytes = each.on_devices.bytes;
     opened(cards_);
     // All ranks come to the same result.
     if (is_captured_ && met() == nullptr)
@@ -277,7 +277,7 @@ std::vector<int> NcclCalls::others() const {
 
 std::vector<std::uint64_t> NcclCalls::devices_of_all() const {
   std::vector<std::uint64_t> devices;
-  for (const Card& card : cards_) devices.push_back(card.on_devices.devices);
+  for (const CallSummary& card : cards_) devices.push_back(card.on_devices.devices);
   return devices;
 }
 
@@ -343,7 +343,7 @@ void NcclCalls::wait_until_ready(const Communicators& communicators, const char*
 void NcclCalls::put(const WaitOptions& options, const Add& add) {
   Communicators& communicators = meet(options);
   const auto work = [&] {
-    for (const Lane& lane : lanes_) follow(lane);
+    for (const DeviceCall& lane : lanes_) follow(lane);
     Communicator::batch([&] {
       for (std::size_t i = 0; i < lanes_.size(); ++i) {
         const Current current(lanes_[i].device);
@@ -351,7 +351,7 @@ void NcclCalls::put(const WaitOptions& options, const Add& add) {
       }
     });
     wait_until_ready(communicators, "NCCL to accept the call", options);
-    for (const Lane& lane : lanes_) note_last(lane);
+    for (const DeviceCall& lane : lanes_) note_last(lane);
   };
   by_nccl_or_fail(group_, others(), options, work, [&] { abort(); });
 }

@@ -167,17 +167,17 @@ void by_nccl_or_fail(Group& group, std::span<const int> others, const WaitOption
 /// So ranks that have lost their end after a failure are connected again.
 class NcclLists {
  public:
-  struct Entry {
+  struct NcclEntry {
     std::uint32_t number = 0;
     std::unique_ptr<Communicator> communicator;
   };
   /// Returns the entry for these ranks, in this order. The reference is valid until clear().
-  Entry& of(std::span<const int> ranks) { return entries_[std::vector<int>(ranks.begin(), ranks.end())]; }
+  NcclEntry& of(std::span<const int> ranks) { return entries_[std::vector<int>(ranks.begin(), ranks.end())]; }
   /// Called when an exchange has failed: aborts the work in progress.
   void clear() noexcept { entries_.clear(); }
 
  private:
-  std::map<std::vector<int>, Entry> entries_;
+  std::map<std::vector<int>, NcclEntry> entries_;
 };
 
 }  // namespace muster::cuda

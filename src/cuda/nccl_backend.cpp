@@ -97,7 +97,7 @@ void NcclBackend::check_can_allocate() const {
 
 Tensor NcclBackend::allocate(DType dtype, Shape shape) {
   check_can_allocate();
-  const NcclCalls::Lane& lane = calls_.lanes().front();
+  const NcclCalls::DeviceCall& lane = calls_.lanes().front();
   const Device device{Device::Kind::cuda, lane.device};
   const std::uint64_t bytes = byte_size(dtype, shape);
   if (bytes == 0) return {TensorView(dtype, std::move(shape), nullptr, {}, device), nullptr, nullptr};
@@ -114,7 +114,7 @@ Tensor NcclBackend::cut(const TensorView& tensor, std::size_t dim, std::span<con
   const DevicePointer from = pointer_to(bytes_of(tensor));
   Tensor slices = allocate(tensor.dtype(), tensor.shape());
   if (tensor.nbytes() == 0) return slices;
-  const NcclCalls::Lane& lane = calls_.lane_of(tensor.device());
+  const NcclCalls::DeviceCall& lane = calls_.lane_of(tensor.device());
   const std::uint64_t rows = collectives::rows_before(tensor.shape(), dim);
   const std::uint64_t pitch = tensor.nbytes() / rows;
   const std::uint64_t unit = pitch / static_cast<std::uint64_t>(tensor.shape()[dim]);
@@ -131,7 +131,7 @@ Tensor NcclBackend::cut(const TensorView& tensor, std::size_t dim, std::span<con
 
 Tensor NcclBackend::join(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows) {
   Tensor whole = allocate(parts.dtype(), parts.shape());
-  const NcclCalls::Lane& lane = calls_.lane_of(parts.device());
+  const NcclCalls::DeviceCall& lane = calls_.lane_of(parts.device());
   const std::uint64_t pitch = parts.nbytes() / rows;
   std::uint64_t at = 0;
   for (const std::uint64_t size : sizes) {
@@ -144,12 +144,12 @@ Tensor NcclBackend::join(const Tensor& parts, std::span<const std::uint64_t> siz
   return whole;
 }
 
-void NcclBackend::all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
-                             Room out, const WaitOptions& options) {
+void NcclBackend::all_reduce(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype,
+                             Bytes in, Room out, const WaitOptions& options) {
   calls_.open(card, opened, options);
-  const std::span<const Card> cards = calls_.cards();
+  const std::span<const CallSummary> cards = calls_.cards();
   const NcclReduction what = nccl_reduction(combine, dtype);
-  const auto wants = [](const Card& each) { return each.wants != 0; };
+  const auto wants = [](const CallSummary& each) { return each.wants != 0; };
   const auto root = std::ranges::find_if(cards, wants);
   const bool all_want = std::ranges::all_of(cards, wants);
   calls_.put(options, [&](std::size_t, Communicator& communicator, StreamHandle stream) {
@@ -162,10 +162,11 @@ void NcclBackend::all_reduce(const Card& card, const Opened& opened, merge::Comb
   });
 }
 
-void NcclBackend::reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
-                                 std::span<const std::uint64_t> bounds, Room out, const WaitOptions& options) {
+void NcclBackend::reduce_scatter(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype,
+                                 Bytes in, std::span<const std::uint64_t> bounds, Room out,
+                                 const WaitOptions& options) {
   calls_.open(card, opened, options);
-  const std::span<const Card> cards = calls_.cards();
+  const std::span<const CallSummary> cards = calls_.cards();
   const NcclReduction what = nccl_reduction(combine, dtype);
   const auto size_of = [&](std::size_t rank) { return bounds[rank + 1] - bounds[rank]; };
   bool is_even = true;
@@ -180,11 +181,11 @@ void NcclBackend::reduce_scatter(const Card& card, const Opened& opened, merge::
   });
 }
 
-void NcclBackend::all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
+void NcclBackend::all_gather(const CallSummary& card, const Opened& opened, Bytes in, std::span<const Room> outs,
                              const WaitOptions& options) {
   calls_.open(card, opened, options);
-  const std::span<const Card> cards = calls_.cards();
-  const auto is_whole = [&](const Card& each) {
+  const std::span<const CallSummary> cards = calls_.cards();
+  const auto is_whole = [&](const CallSummary& each) {
     return each.wants != 0 && each.joined != 0 && each.bytes == cards.front().bytes;
   };
   const bool all_alike = std::ranges::all_of(cards, is_whole);
@@ -219,10 +220,10 @@ void NcclBackend::all_gather(const Card& card, const Opened& opened, Bytes in, s
   calls_.put(options, add);
 }
 
-void NcclBackend::all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins,
+void NcclBackend::all_to_all(const CallSummary& card, const Opened& opened, std::span<const Bytes> ins,
                              std::span<const Room> outs, const WaitOptions& options) {
   calls_.open(card, opened, options);
-  const std::span<const Card> cards = calls_.cards();
+  const std::span<const CallSummary> cards = calls_.cards();
   calls_.put(options, [&](std::size_t, Communicator& communicator, StreamHandle stream) {
     for (std::size_t rank = 0; rank < cards.size(); ++rank) {
       if (rank == self() && ins[rank].data() == outs[rank].data()) continue;

@@ -17,7 +17,7 @@
 namespace muster::cuda {
 
 using collectives::Bytes;
-using collectives::Card;
+using collectives::CallSummary;
 using collectives::Opened;
 using collectives::Room;
 
@@ -39,7 +39,7 @@ using collectives::Room;
 class NcclCalls {
  public:
   /// A device of the call.
-  struct Lane {
+  struct DeviceCall {
     int device = 0;
     StreamHandle stream = nullptr;
   };
@@ -50,26 +50,26 @@ class NcclCalls {
   NcclCalls& operator=(NcclCalls&&) = delete;
 
   /// Step 1. As DeviceBackend::begin().
-  collectives::Place begin(std::span<const Device> devices);
+  collectives::CallDevices begin(std::span<const Device> devices);
   /// Step 2. Throws on all ranks or on none.
-  void open(const Card& card, const Opened& opened, const WaitOptions& options);
+  void open(const CallSummary& card, const Opened& opened, const WaitOptions& options);
   /// Steps 3 and 4: `add` calls the communicator of each lane. The NCCL rank of a lane is the rank times the number of
   /// lanes per rank, plus the index of the lane.
   using Add = FunctionRef<void(std::size_t lane, Communicator& communicator, StreamHandle stream)>;
   void put(const WaitOptions& options, const Add& add);
 
   // The state of the current call.
-  [[nodiscard]] std::span<const Lane> lanes() const noexcept { return lanes_; }
+  [[nodiscard]] std::span<const DeviceCall> lanes() const noexcept { return lanes_; }
   /// Returns the lane on this device. Throws Error(invalid_argument) if the call has none there.
-  [[nodiscard]] const Lane& lane_of(const Device& device) const;
+  [[nodiscard]] const DeviceCall& lane_of(const Device& device) const;
   [[nodiscard]] bool is_captured() const noexcept { return is_captured_; }
   /// Returns the cards of all ranks.
-  [[nodiscard]] std::span<const Card> cards() const noexcept { return cards_; }
+  [[nodiscard]] std::span<const CallSummary> cards() const noexcept { return cards_; }
 
   /// Makes later work in the lane's stream wait for the earlier calls, which may be in other streams.
-  void follow(const Lane& lane);
+  void follow(const DeviceCall& lane);
   /// Called after work was put into the lane's stream.
-  void note_last(const Lane& lane);
+  void note_last(const DeviceCall& lane);
   /// Waits until the devices have completed all work.
   void wait(const WaitOptions& options);
   /// Called when the group has failed.
@@ -95,9 +95,9 @@ class NcclCalls {
   std::map<int, std::uint64_t> identities_;  // by device
   std::map<int, Event> last_;                // recorded after the latest call on a device
   std::map<std::vector<std::uint64_t>, Communicators> met_;
-  std::vector<Lane> lanes_;
+  std::vector<DeviceCall> lanes_;
   bool is_captured_ = false;
-  std::vector<Card> cards_;
+  std::vector<CallSummary> cards_;
 };
 
 /// Throws Error(unsupported) if NCCL has no such reduction.
@@ -108,7 +108,7 @@ class NcclBackend final : public collectives::DeviceBackend {
   NcclBackend(group::BaseGroup& group, collectives::Backend& round) : group_(group), calls_(group, round) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return "NCCL"; }
-  collectives::Place begin(std::span<const Device> devices) override { return calls_.begin(devices); }
+  collectives::CallDevices begin(std::span<const Device> devices) override { return calls_.begin(devices); }
   [[nodiscard]] Bytes bytes_of(const TensorView& tensor) const override;
   void check_reducible(merge::Combine combine, DType dtype) const override { (void)nccl_reduction(combine, dtype); }
   void check_can_allocate() const override;
@@ -118,13 +118,13 @@ class NcclBackend final : public collectives::DeviceBackend {
   void wait(const WaitOptions& options) override { calls_.wait(options); }
   void abort() noexcept override { calls_.abort(); }
 
-  void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in, Room out,
-                  const WaitOptions& options) override;
-  void reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+  void all_reduce(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+                  Room out, const WaitOptions& options) override;
+  void reduce_scatter(const CallSummary& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
                       std::span<const std::uint64_t> bounds, Room out, const WaitOptions& options) override;
-  void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
+  void all_gather(const CallSummary& card, const Opened& opened, Bytes in, std::span<const Room> outs,
                   const WaitOptions& options) override;
-  void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
+  void all_to_all(const CallSummary& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
                   const WaitOptions& options) override;
 
   /// For calls that Backend does not have.

@@ -107,20 +107,20 @@ HostCopy::HostCopy(const Config& value, DeviceState& state, std::uint64_t budget
 
 void HostCopy::start() {
   std::set<int> devices;
-  for (const Part& part : parts_) devices.insert(part.from->device().index);
+  for (const StagedPart& part : parts_) devices.insert(part.from->device().index);
   for (const int device : devices) {
     state_.queue(device).follow_caller();
     state_.queue(device).keep(buffer_.data);
   }
   if (!buffer_.is_locked) return;
-  for (const Part& part : parts_) state_.queue(part.from->device().index).to_host(*part.from, part.to);
+  for (const StagedPart& part : parts_) state_.queue(part.from->device().index).to_host(*part.from, part.to);
 }
 
 void HostCopy::finish(Group& group, const WaitOptions& options) {
   if (!buffer_.is_locked)
-    for (const Part& part : parts_)
+    for (const StagedPart& part : parts_)
       state_.queue(part.from->device().index).bounce_to_host(*part.from, part.to, *state_.pinned, group, options);
-  for (const Part& part : parts_) state_.queue(part.from->device().index).finish(group, options);
+  for (const StagedPart& part : parts_) state_.queue(part.from->device().index).finish(group, options);
 }
 
 Config with_all_tensors(const Config& value, const std::function<Tensor(const Tensor&)>& replace) {
@@ -164,7 +164,7 @@ auto whole_or_dropped(DeviceState& state, const Work& work) {
 
 class PartFiller final : public gather::SlotFiller {
  public:
-  explicit PartFiller(const gather::Call& call) : state_(staging_state_of(*call.group)), filler_(call, *state_) {}
+  explicit PartFiller(const gather::GatherCall& call) : state_(staging_state_of(*call.group)), filler_(call, *state_) {}
   void fill(const std::shared_ptr<shm::Slot>& slot, std::uint64_t bytes,
             std::span<const std::pair<std::uint64_t, const Tensor*>> tensors) override {
     whole_or_dropped(*state_, [&] { filler_.fill(slot, bytes, tensors); });
@@ -177,7 +177,7 @@ class PartFiller final : public gather::SlotFiller {
 
 class StreamStaging final : public gather::HostStaging {
  public:
-  std::unique_ptr<gather::SlotFiller> filler(const gather::Call& call) const override {
+  std::unique_ptr<gather::SlotFiller> filler(const gather::GatherCall& call) const override {
     check_places(*call.value);
     return std::make_unique<PartFiller>(call);
   }

@@ -22,14 +22,14 @@ namespace muster::cuda {
 /// If they cannot be locked, small buffers are used.
 class DeviceSlotFiller final : public gather::SlotFiller {
  public:
-  DeviceSlotFiller(const gather::Call& call, DeviceState& state) : call_(call), state_(state) {}
+  DeviceSlotFiller(const gather::GatherCall& call, DeviceState& state) : call_(call), state_(state) {}
   void fill(const std::shared_ptr<shm::Slot>& slot, std::uint64_t bytes,
             std::span<const std::pair<std::uint64_t, const Tensor*>> tensors) override;
   /// Returns a description of the copy for reports: "page-locked shared memory".
   [[nodiscard]] const std::string& manner() const noexcept { return manner_; }
 
  private:
-  const gather::Call& call_;
+  const gather::GatherCall& call_;
   DeviceState& state_;
   std::string manner_;
 };
@@ -48,14 +48,14 @@ class HostCopy {
   void finish(Group& group, const WaitOptions& options);
 
  private:
-  struct Part {
+  struct StagedPart {
     const Tensor* from;
     std::byte* to;
   };
   DeviceState& state_;
   MemoryPool::Buffer buffer_;
   core::SlotLayout layout_;
-  std::vector<Part> parts_;
+  std::vector<StagedPart> parts_;
   Config tree_;
 };
 

@@ -30,11 +30,12 @@ bool can_go_by_nccl(const DeviceFacts& first, std::span<const DeviceFacts> facts
   });
 }
 
-[[noreturn]] void refuse_forced(Way way, std::size_t position) {
-  const char* const why = way == Way::ipc ? "it needs ranks of one host, in separate processes, and contiguous tensors "
-                                            "from cudaMalloc (memory pools cannot be exported)"
-                                          : "it needs NCCL (libnccl.so.2) on all ranks, contiguous tensors of one "
-                                            "device per rank, a different device for each rank, and one on the root";
+[[noreturn]] void refuse_forced(TransferMethod way, std::size_t position) {
+  const char* const why = way == TransferMethod::ipc
+                              ? "it needs ranks of one host, in separate processes, and contiguous tensors "
+                                "from cudaMalloc (memory pools cannot be exported)"
+                              : "it needs NCCL (libnccl.so.2) on all ranks, contiguous tensors of one "
+                                "device per rank, a different device for each rank, and one on the root";
   throw Error(ErrorKind::unsupported,
               fmt::format("MUSTER_DEVICE_TRANSPORT is {}, which the rank at index {} of the list "
                           "cannot use: {}. Unset it, or set it to staging",
@@ -43,22 +44,22 @@ bool can_go_by_nccl(const DeviceFacts& first, std::span<const DeviceFacts> facts
 
 }  // namespace
 
-std::string_view way_name(Way way) noexcept {
+std::string_view way_name(TransferMethod way) noexcept {
   constexpr std::array<std::string_view, 4> names = {"nothing", "staging", "ipc", "nccl"};
   const auto number = static_cast<std::size_t>(way);
   return number < names.size() ? names[number] : "unknown";
 }
 
-void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept {
+void put_facts(const DeviceFacts& facts, gather::ExchangeRecord& record) noexcept {
   record.device = std::bit_cast<std::uint64_t>(facts);
 }
 
-DeviceFacts get_facts(const gather::Record& record) noexcept {
+DeviceFacts get_facts(const gather::ExchangeRecord& record) noexcept {
   return std::bit_cast<DeviceFacts>(record.device);
 }
 
-std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
-  std::vector<Way> ways(facts.size(), Way::nothing);
+std::vector<TransferMethod> choose_ways(std::span<const DeviceFacts> facts) {
+  std::vector<TransferMethod> ways(facts.size(), TransferMethod::nothing);
   const auto known = std::ranges::find_if(facts, [](const DeviceFacts& rank) { return rank.is_known; });
   if (known == facts.end()) return ways;
   for (std::size_t at = 0; at < facts.size(); ++at) {
@@ -75,37 +76,37 @@ std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
   std::vector<std::size_t> senders;
   for (std::size_t at = 1; at < facts.size(); ++at)
     if (facts[at].has_tensors) senders.push_back(at);
-  for (const std::size_t at : senders) ways[at] = Way::staging;
-  const Way forced = known->forced;
-  if (known->destination == Destination::host || forced == Way::staging) return ways;
-  if (forced == Way::ipc) {
+  for (const std::size_t at : senders) ways[at] = TransferMethod::staging;
+  const TransferMethod forced = known->forced;
+  if (known->destination == Destination::host || forced == TransferMethod::staging) return ways;
+  if (forced == TransferMethod::ipc) {
     for (const std::size_t at : senders) {
-      if (!can_go_by_ipc(facts[at])) refuse_forced(Way::ipc, at);
-      ways[at] = Way::ipc;
+      if (!can_go_by_ipc(facts[at])) refuse_forced(TransferMethod::ipc, at);
+      ways[at] = TransferMethod::ipc;
     }
     return ways;
   }
   std::vector<std::size_t> remote;
   for (const std::size_t at : senders) {
-    if (forced != Way::nccl && facts[at].sees_first) {
-      if (can_go_by_ipc(facts[at])) ways[at] = Way::ipc;
+    if (forced != TransferMethod::nccl && facts[at].sees_first) {
+      if (can_go_by_ipc(facts[at])) ways[at] = TransferMethod::ipc;
     } else {
       remote.push_back(at);
     }
   }
   if (remote.empty()) return ways;
   if (can_go_by_nccl(facts.front(), facts, remote)) {
-    for (const std::size_t at : remote) ways[at] = Way::nccl;
-  } else if (forced == Way::nccl) {
-    refuse_forced(Way::nccl, remote.front());
+    for (const std::size_t at : remote) ways[at] = TransferMethod::nccl;
+  } else if (forced == TransferMethod::nccl) {
+    refuse_forced(TransferMethod::nccl, remote.front());
   }
   return ways;
 }
 
-Way forced_way() {
+TransferMethod forced_way() {
   const auto name = os::environment("MUSTER_DEVICE_TRANSPORT");
-  if (!name) return Way::nothing;
-  for (const Way way : {Way::staging, Way::ipc, Way::nccl})
+  if (!name) return TransferMethod::nothing;
+  for (const TransferMethod way : {TransferMethod::staging, TransferMethod::ipc, TransferMethod::nccl})
     if (*name == way_name(way)) return way;
   throw Error(ErrorKind::invalid_argument,
               "MUSTER_DEVICE_TRANSPORT is " + in_quotes(*name) + ": it must be staging, ipc or nccl");

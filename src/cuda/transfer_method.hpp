@@ -12,19 +12,19 @@
 
 namespace muster::cuda {
 
-enum class Way : std::uint8_t {
+enum class TransferMethod : std::uint8_t {
   nothing,  ///< the rank has no tensors
   staging,  ///< through page-locked host memory, by the route that is used without devices
   ipc,      ///< the root's device copies from the sender's device (CUDA IPC)
   nccl,     ///< NCCL between devices
 };
-std::string_view way_name(Way way) noexcept;
+std::string_view way_name(TransferMethod way) noexcept;
 
-/// The facts that a rank knows about itself before round 1. Sent as Record::device.
+/// The facts that a rank knows about itself before round 1. Sent as ExchangeRecord::device.
 struct DeviceFacts {
   /// The device_identity() of the device on which the tensors are, or to which they must be copied.
   std::uint64_t device : 48 = 0;
-  Way forced : 2 = Way::nothing;  ///< MUSTER_DEVICE_TRANSPORT; `nothing` if it is not set
+  TransferMethod forced : 2 = TransferMethod::nothing;  ///< MUSTER_DEVICE_TRANSPORT; `nothing` if it is not set
   Destination destination : 1 = Destination::host;
   bool is_known : 1 = false;  ///< false for a rank without tensors, which has no facts
   bool has_tensors : 1 = false;
@@ -36,8 +36,8 @@ struct DeviceFacts {
   friend bool operator==(const DeviceFacts&, const DeviceFacts&) = default;
 };
 
-void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept;
-DeviceFacts get_facts(const gather::Record& record) noexcept;
+void put_facts(const DeviceFacts& facts, gather::ExchangeRecord& record) noexcept;
+DeviceFacts get_facts(const gather::ExchangeRecord& record) noexcept;
 
 /// Returns one method per rank of the list, by position; the root itself has `nothing`. If the destination is host
 /// memory, all senders are staged. If it is a device:
@@ -46,10 +46,10 @@ DeviceFacts get_facts(const gather::Record& record) noexcept;
 ///  - All other ranks are staged.
 /// A forced method replaces this choice. Throws Error(rank_mismatch) if ranks want different destinations or force
 /// different methods, and Error(unsupported) if a forced method is not possible.
-std::vector<Way> choose_ways(std::span<const DeviceFacts> facts);
+std::vector<TransferMethod> choose_ways(std::span<const DeviceFacts> facts);
 
 /// Returns the value of MUSTER_DEVICE_TRANSPORT: staging, ipc or nccl; `nothing` if it is not set. Throws
 /// Error(invalid_argument) for any other value.
-Way forced_way();
+TransferMethod forced_way();
 
 }  // namespace muster::cuda

@@ -190,12 +190,12 @@ class CountingIterator {
 };
 
 /// Receives the events of nlohmann's parser, which checks the syntax, and builds the tree from the inside out.
-class Reader {
+class JsonReader {
  public:
-  explicit Reader(std::string_view text) : text_(text), read_(text.data()) {}
-  Reader(std::string_view text, std::string_view key, std::vector<std::size_t>& lines)
+  explicit JsonReader(std::string_view text) : text_(text), read_(text.data()) {}
+  JsonReader(std::string_view text, std::string_view key, std::vector<std::size_t>& lines)
       : text_(text), read_(text.data()), key_(key), lines_(&lines), counted_(text.data()) {}
-  Reader(std::string_view text, const core::MemberVisit& visit) : text_(text), read_(text.data()), visit_(&visit) {}
+  JsonReader(std::string_view text, const core::MemberVisit& visit) : text_(text), read_(text.data()), visit_(&visit) {}
 
   /// Makes the reader use the last of several equal keys.
   void allow_equal_keys() { allows_equal_keys_ = true; }
@@ -228,7 +228,7 @@ class Reader {
   bool binary(const nlohmann::json::binary_t&) { defect("binary data"); }
   bool start_object(std::size_t) { return open(ConfigObject()); }
   bool key(std::string& name) {
-    Frame& frame = frames_.back();
+    JsonFrame& frame = frames_.back();
     if (!allows_equal_keys_ && std::get<ConfigObject>(frame.container).find(name) != nullptr)
       defect("the key " + in_quotes(name) + " is duplicated");
     frame.key = std::move(name);
@@ -265,7 +265,7 @@ class Reader {
   }
 
  private:
-  struct Frame {
+  struct JsonFrame {
     std::variant<ConfigArray, ConfigObject> container;
     std::string key;  ///< key of the current member
   };
@@ -310,7 +310,7 @@ class Reader {
       whole_ = std::move(value);
       return true;
     }
-    Frame& frame = frames_.back();
+    JsonFrame& frame = frames_.back();
     if (auto* items = std::get_if<ConfigArray>(&frame.container))
       items->push_back(std::move(value));
     else if (visit_ != nullptr && frames_.size() == 1)
@@ -336,7 +336,7 @@ class Reader {
 
   std::string_view text_;
   const char* read_;
-  std::vector<Frame> frames_;
+  std::vector<JsonFrame> frames_;
   std::optional<Config> whole_;
   // Line numbers of the items of one array, if they are requested.
   std::string_view key_;
@@ -439,12 +439,12 @@ std::string to_json(const Config& config, int indent) {
 }
 
 Config parse_json(std::string_view text) {
-  return Reader(text).whole();
+  return JsonReader(text).whole();
 }
 
 Config core::parse_tolerantly(std::string_view text) {
   const std::string strict = strict_text(text);
-  Reader reader(strict);
+  JsonReader reader(strict);
   reader.allow_equal_keys();
   return reader.whole();
 }
@@ -480,12 +480,12 @@ std::vector<core::JsonMember> core::members_of(std::string_view text, std::size_
 }
 
 void core::visit_members(std::string_view text, const MemberVisit& visit) {
-  Reader(text, visit).whole();
+  JsonReader(text, visit).whole();
 }
 
 Config core::parse_json_lines(std::string_view text, std::string_view key, std::vector<std::size_t>& lines) {
   lines.clear();
-  return Reader(text, key, lines).whole();
+  return JsonReader(text, key, lines).whole();
 }
 
 }  // namespace muster

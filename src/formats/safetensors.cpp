@@ -177,7 +177,7 @@ struct SafetensorsWriter::State {
   std::string header;
   std::vector<std::atomic<std::uint64_t>> written;          // bytes of each tensor so far
   std::unordered_map<std::string_view, std::size_t> index;  // keys are views of the entries' names
-  os::OutputFile file;
+  os::PublishedFile file;
   bool is_committed = false;
 };
 

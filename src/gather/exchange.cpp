@@ -40,7 +40,7 @@ class Phases {
  private:
   ExchangeReport& report_;
   Clock::time_point begin_ = Clock::now();
-  trace::Parts parts_;
+  trace::OperationParts parts_;
 };
 
 TensorSpec spec_of(const Tensor& tensor) {
@@ -76,7 +76,7 @@ Config copied(const Config& value) {
 /// The exchange on one rank.
 class ExchangeRun {
  public:
-  ExchangeRun(Operation operation, const Config* value, std::span<const int> ranks, Group& group,
+  ExchangeRun(GatherKind operation, const Config* value, std::span<const int> ranks, Group& group,
               const GatherOptions& options, const Merge* merge)
       : ranks_(ranks), group_(group), options_(options) {
     call_.merge = merge;
@@ -93,14 +93,15 @@ class ExchangeRun {
     Phases phases(state_->report, span);
     const std::optional<Error> failure = attempt(group_, [&] { prepare(); });
     if (failure) {
-      record_ = Record{};
+      record_ = ExchangeRecord{};
       record_.status = status_of(failure->kind());
     }
     // Small payloads with a warm slot have been written already.
     const std::uint64_t written = record_.complete ? record_.moving_bytes : 0;
     phases.end("prepare", written, written == 0 ? 0 : 1);
-    const std::vector<Record> records = opening_round(call_, record_, failure, ranks_, "gather: round 1",
-                                                      "gather: failing", [&](auto reason) { return words(reason); });
+    const std::vector<ExchangeRecord> records =
+        opening_round(call_, record_, failure, ranks_, "gather: round 1", "gather: failing",
+                      [&](auto reason) { return words(reason); });
     phases.end("round 1");
     ExchangeReport& report = state_->report;
     report.rounds += 1 + run_preflights(call_, records, preflight_.get());
@@ -120,7 +121,7 @@ class ExchangeRun {
     });
     std::uint64_t in_list = 0;
     for (const int rank : call_.list) in_list += records[static_cast<std::size_t>(rank)].payload_bytes;
-    const bool is_merge = call_.operation == Operation::merge;
+    const bool is_merge = call_.operation == GatherKind::merge;
     const std::uint64_t moved = call_.is_sender() || is_merge ? record_.moving_bytes - written : 0;
     const bool by_network = report.network_bytes != 0;
     // Data that is sent over a network is not copied here.
@@ -160,7 +161,7 @@ class ExchangeRun {
       return;
     }
     record_.has_value = call_.value != nullptr;
-    if (call_.operation != Operation::configs) {
+    if (call_.operation != GatherKind::configs) {
       const TensorSpec spec = spec_of(*call_.value);
       const std::string kind = call_.merge == nullptr ? to_string(spec) : merge_kind(*call_.merge, spec);
       record_.kind_hash = XXH3_64bits(kind.data(), kind.size());
@@ -170,10 +171,10 @@ class ExchangeRun {
     if (call_.is_first() && call_.value != nullptr)
       core::encode_descriptor(*call_.value, [&](const Tensor& tensor) {
         record_.payload_bytes += tensor.nbytes();
-        return std::optional(core::Place{});
+        return std::optional(core::TensorLocation{});
       });
     if (receives_into()) {
-      if (call_.operation == Operation::configs)
+      if (call_.operation == GatherKind::configs)
         throw Error(ErrorKind::invalid_argument, "into: only gathers of tensors can use it, not gathers of configs");
       if (options_.devices.destination != Destination::host)
         throw Error(ErrorKind::invalid_argument,
@@ -216,14 +217,14 @@ class ExchangeRun {
 
   /// Selects the route of the list, on its members. A rank whose guess was different has no tensors (record.cpp refuses
   /// all other cases), and begins the transfer now.
-  void choose(std::span<const Record> records) {
+  void choose(std::span<const ExchangeRecord> records) {
     if (!call_.is_member()) return;
     Chosen chosen = chosen_route(call_, records);
     state_->report.route = chosen.driver->route();
     state_->report.reason = std::move(chosen.reason);
     if (chosen.driver == guess_) return;
     preflight_.reset();
-    Record known = record_;
+    ExchangeRecord known = record_;
     transfer_ = begin_transfer(*chosen.driver, call_);
     transfer_->offer(known);
   }
@@ -238,7 +239,7 @@ class ExchangeRun {
   }
 
   /// Runs round 2 if one is needed; returns whether it did.
-  bool close(std::span<const Record> records, const std::optional<Error>& trouble) {
+  bool close(std::span<const ExchangeRecord> records, const std::optional<Error>& trouble) {
     if (!needs_closing(records)) {
       if (!trouble) return false;
       // The other ranks have already returned. They receive this error at their next call.
@@ -253,8 +254,8 @@ class ExchangeRun {
   std::span<const int> ranks_;
   Group& group_;
   const GatherOptions& options_;
-  Call call_;
-  Record record_;
+  GatherCall call_;
+  ExchangeRecord record_;
   const RouteDriver* guess_ = nullptr;  // the route that was prepared before round 1
   std::unique_ptr<Preflight> preflight_;
   std::unique_ptr<Transfer> transfer_;
@@ -266,9 +267,9 @@ class ExchangeRun {
 
 }  // namespace
 
-Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, Group& group,
+Outcome exchange(GatherKind operation, const Config* value, std::span<const int> ranks, Group& group,
                  const GatherOptions& options, const Merge* merge, const Error* refusal) {
-  trace::Span span(trace::Kind::exchange, to_string(operation), group::inside(group).operations().next());
+  trace::Span span(trace::SpanKind::exchange, to_string(operation), group::inside(group).operations().next());
   ExchangeRun run(operation, value, ranks, group, options, merge);
   run.refuse(refusal);
   // This runs before the leases are withdrawn: a root that is about to take a lease must first learn of the failure.
@@ -281,7 +282,7 @@ Outcome exchange(Operation operation, const Config* value, std::span<const int> 
   return outcome;
 }
 
-void refuse(Operation operation, const Error& failure, const RankList& ranks, Group& group,
+void refuse(GatherKind operation, const Error& failure, const RankList& ranks, Group& group,
             const GatherOptions& options) {
   collectively(group, operation,
                [&] { exchange(operation, nullptr, ranks.in(group), group, options, nullptr, &failure); });

@@ -31,7 +31,7 @@ namespace detail {
 class ExchangeState {
  public:
   ExchangeReport report;
-  std::vector<std::unique_ptr<gather::Obligation>> obligations;
+  std::vector<std::unique_ptr<gather::OutstandingLease>> obligations;
 };
 
 }  // namespace detail
@@ -45,8 +45,8 @@ struct Outcome {
 };
 
 /// Collective, inside collectively() (opening.hpp). `value` may be null on ranks that have no value. `merge` is for
-/// Operation::merge. `refusal`: the reason why this rank cannot take part from the start, or null.
-Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, Group& group,
+/// GatherKind::merge. `refusal`: the reason why this rank cannot take part from the start, or null.
+Outcome exchange(GatherKind operation, const Config* value, std::span<const int> ranks, Group& group,
                  const GatherOptions& options, const Merge* merge = nullptr, const Error* refusal = nullptr);
 
 /// As the public calls, except that the root's own tensor in the result keeps its owner.
@@ -56,7 +56,7 @@ MergeResult merge_tensor(const Tensor& tensor, const Merge& merge, const RankLis
 
 /// Takes part in such an exchange as a rank that cannot complete it: all ranks throw `failure` in its name. For
 /// arguments that are invalid before they reach the library. Collective.
-[[noreturn]] void refuse(Operation operation, const Error& failure, const RankList& ranks, Group& group,
+[[noreturn]] void refuse(GatherKind operation, const Error& failure, const RankList& ranks, Group& group,
                          const GatherOptions& options);
 
 /// Frees memory that ended asynchronous calls of the group keep for later ones. Does nothing while such a call runs.

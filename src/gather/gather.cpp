@@ -56,8 +56,8 @@ std::string ExchangeResult::explain() const {
 
 GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks, Group& group,
                                      const GatherOptions& options) {
-  return gather::collectively(group, gather::Operation::configs, [&]() -> GatheredConfigs {
-    gather::Outcome outcome = gather::exchange(gather::Operation::configs, config, ranks.in(group), group, options);
+  return gather::collectively(group, gather::GatherKind::configs, [&]() -> GatheredConfigs {
+    gather::Outcome outcome = gather::exchange(gather::GatherKind::configs, config, ranks.in(group), group, options);
     return {std::move(outcome.list), std::move(outcome.entries), std::move(outcome.state)};
   });
 }
@@ -68,9 +68,9 @@ namespace {
 /// `make` returns the tensor. If it throws, all ranks receive the error.
 template <class Make>
 GatheredTensors tensors_of(const Make& make, const RankList& ranks, Group& group, const GatherOptions& options) {
-  return collectively(group, Operation::tensors, [&]() -> GatheredTensors {
+  return collectively(group, GatherKind::tensors, [&]() -> GatheredTensors {
     const Config value = make();
-    Outcome outcome = exchange(Operation::tensors, &value, ranks.in(group), group, options);
+    Outcome outcome = exchange(GatherKind::tensors, &value, ranks.in(group), group, options);
     std::vector<std::optional<Tensor>> entries(outcome.entries.size());
     for (std::size_t i = 0; i < entries.size(); ++i)
       if (outcome.entries[i]) entries[i] = outcome.entries[i]->as_tensor();
@@ -81,9 +81,9 @@ GatheredTensors tensors_of(const Make& make, const RankList& ranks, Group& group
 template <class Make>
 MergeResult merged_of(const Make& make, const Merge& merge, const RankList& ranks, Group& group,
                       const GatherOptions& options) {
-  return collectively(group, Operation::merge, [&]() -> MergeResult {
+  return collectively(group, GatherKind::merge, [&]() -> MergeResult {
     const Config value = make();
-    Outcome outcome = exchange(Operation::merge, &value, ranks.in(group), group, options, &merge);
+    Outcome outcome = exchange(GatherKind::merge, &value, ranks.in(group), group, options, &merge);
     std::optional<Tensor> merged;
     if (!outcome.entries.empty() && outcome.entries.front()) merged = outcome.entries.front()->as_tensor();
     return {std::move(outcome.list), std::move(merged), std::move(outcome.state)};
@@ -117,7 +117,7 @@ GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& r
 }
 
 std::uint64_t trim(Group& group) {
-  const group::Use use(group);
+  const group::GroupLock use(group);
   std::uint64_t bytes = gather::trim_streams(group) + gather::trim_async(group) +
                         group::inside(group).extension<group::KeptMemory>()->trim();
   for (const auto& driver : gather::RouteTable::instance().drivers()) bytes += driver->trim(group);
@@ -139,7 +139,7 @@ namespace {
 
 /// The asynchronous state of a group, created by the thread that uses the group.
 struct AsyncState {
-  std::unique_ptr<group::Lane> lane;
+  std::unique_ptr<group::AsyncExecutor> lane;
 };
 
 AsyncState& state_of(Group& group) {
@@ -149,13 +149,14 @@ AsyncState& state_of(Group& group) {
 /// Runs call(list, group) on the lane.
 template <class Call>
 auto start(const RankList& ranks, Group& group, Call call) {
-  const group::Use use(group);
-  std::unique_ptr<group::Lane>& lane = state_of(group).lane;
-  if (!lane) lane = std::make_unique<group::Lane>(group);
+  const group::GroupLock use(group);
+  std::unique_ptr<group::AsyncExecutor>& lane = state_of(group).lane;
+  if (!lane) lane = std::make_unique<group::AsyncExecutor>(group);
   const std::span<const int> list = ranks.in(group);
-  auto task = detail::task_of<Group>([call = std::move(call), list = std::vector<int>(list.begin(), list.end())](
-                                         Group& own) { return call(list, own); },
-                                     [tasks = lane->tasks()](Group&) { group::Lane::pass_on_failure(*tasks); });
+  auto task =
+      detail::task_of<Group>([call = std::move(call), list = std::vector<int>(list.begin(), list.end())](
+                                 Group& own) { return call(list, own); },
+                             [tasks = lane->tasks()](Group&) { group::AsyncExecutor::pass_on_failure(*tasks); });
   lane->add([run = std::move(task.run), own = lane->own()] { run(*own); });
   return std::move(task.work);
 }
@@ -163,7 +164,7 @@ auto start(const RankList& ranks, Group& group, Call call) {
 }  // namespace
 
 void refuse_asynchronous(const Config& value) {
-  if (group::Lane::is_this_thread() && (residency_of(value) | Residency::host) == Residency::mixed)
+  if (group::AsyncExecutor::is_this_thread() && (residency_of(value) | Residency::host) == Residency::mixed)
     throw Error(ErrorKind::unsupported, fmt::format("asynchronous calls need tensors on the host, but these are on {}. "
                                                     "Copy them to the host first, or use the call without _async",
                                                     places_text(value)));

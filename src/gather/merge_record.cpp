@@ -52,7 +52,7 @@ std::string merge_kind(const Merge& merge, const TensorSpec& spec) {
   return fmt::format("{} {}", arguments(merge, static_cast<std::int64_t>(dim)), to_string(open));
 }
 
-void offer_merge(const Merge& merge, const TensorView& own, Record& record) {
+void offer_merge(const Merge& merge, const TensorView& own, ExchangeRecord& record) {
   record.merge = merge_number(merge);
   record.payload_bytes = own.nbytes();
   if (const auto* concat = std::get_if<merge::Concat>(&merge))
@@ -68,7 +68,7 @@ bool merge_reduces(std::uint8_t number) noexcept {
 }
 
 merge::Layout merge_layout(const Merge& merge, const TensorSpec& own, std::span<const int> list,
-                           std::span<const Record> records) {
+                           std::span<const ExchangeRecord> records) {
   std::vector<TensorSpec> specs(list.size(), own);
   if (const auto* concat = std::get_if<merge::Concat>(&merge)) {
     const std::size_t dim = dimension(*concat, own.shape);
@@ -95,9 +95,9 @@ MergeArea merge_area(bool reduces, std::uint64_t target_bytes, std::size_t ranks
 namespace {
 
 /// Returns the area of the list `members`. `records` holds the records of all ranks.
-MergeArea merge_area_of(const std::vector<int>& members, std::span<const Record> records) {
-  const auto record = [&](int rank) -> const Record& { return records[static_cast<std::size_t>(rank)]; };
-  const Record& any = record(members.front());
+MergeArea merge_area_of(const std::vector<int>& members, std::span<const ExchangeRecord> records) {
+  const auto record = [&](int rank) -> const ExchangeRecord& { return records[static_cast<std::size_t>(rank)]; };
+  const ExchangeRecord& any = record(members.front());
   const bool reduces = merge_reduces(any.merge);
   std::uint64_t bytes = 0;
   for (const int rank : members)
@@ -108,21 +108,21 @@ MergeArea merge_area_of(const std::vector<int>& members, std::span<const Record>
 
 }  // namespace
 
-bool is_warm(const Record& first, const MergeArea& area) noexcept {
+bool is_warm(const ExchangeRecord& first, const MergeArea& area) noexcept {
   return first.segment != 0 && first.taken >= area.total && first.capacity >= area.total;
 }
 
-std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, std::span<const Record> records) {
-  const Record& own = records[static_cast<std::size_t>(rank)];
-  if (own.operation != Operation::merge || own.position != 0 || !merge_moves(own.merge)) return own.fresh_bytes;
+std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, std::span<const ExchangeRecord> records) {
+  const ExchangeRecord& own = records[static_cast<std::size_t>(rank)];
+  if (own.operation != GatherKind::merge || own.position != 0 || !merge_moves(own.merge)) return own.fresh_bytes;
   if (own.available_bytes == 0) return 0;
   const MergeArea area = merge_area_of(members, records);
   const std::uint64_t taken = own.capacity >= area.total ? own.taken : 0;
   return area.total - std::min(area.total, taken);
 }
 
-std::vector<int> differing_contents(const std::vector<int>& members, std::span<const Record> records) {
-  const auto record = [&](int rank) -> const Record& { return records[static_cast<std::size_t>(rank)]; };
+std::vector<int> differing_contents(const std::vector<int>& members, std::span<const ExchangeRecord> records) {
+  const auto record = [&](int rank) -> const ExchangeRecord& { return records[static_cast<std::size_t>(rank)]; };
   std::vector<int> others;
   if (record(members.front()).merge != merge_number(merge::Same{})) return others;
   const auto first = std::ranges::find_if(members, [&](int rank) { return record(rank).position == 0; });
@@ -132,7 +132,7 @@ std::vector<int> differing_contents(const std::vector<int>& members, std::span<c
   return others;
 }
 
-std::string content_text(const Record& record) {
+std::string content_text(const ExchangeRecord& record) {
   return fmt::format("(XXH3 {:016x}{:016x})", record.hash_high, record.hash_low);
 }
 

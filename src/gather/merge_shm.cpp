@@ -63,7 +63,7 @@ constexpr std::uint64_t line_bytes = 64;
 /// The synchronization words of the ranks at the beginning of a merge's segment, as one rank sees them.
 class MergeWords {
  public:
-  MergeWords(const Call& call, std::byte* data) : call_(call), data_(data) {}
+  MergeWords(const GatherCall& call, std::byte* data) : call_(call), data_(data) {}
 
   /// Called by the root: announces whether all ranks have mapped the segment.
   void start(bool is_well) noexcept {
@@ -141,13 +141,13 @@ class MergeWords {
         on, call_.wait(phase));
   }
 
-  const Call& call_;
+  const GatherCall& call_;
   std::byte* data_;
 };
 
 /// Runs steps 1 to 3 on one rank. `data`: the data of the segment; `source`: this rank's tensor. Returns early if a
 /// rank has given up. Throws as Group::wait_until.
-void reduce_in_chunks(const Call& call, merge::Combine combine, const TensorView& source, const MergeArea& area,
+void reduce_in_chunks(const GatherCall& call, merge::Combine combine, const TensorView& source, const MergeArea& area,
                       std::byte* data) {
   MergeWords words(call, data);
   const std::size_t ranks = call.list.size();
@@ -203,7 +203,7 @@ void reduce_in_chunks(const Call& call, merge::Combine combine, const TensorView
 
 class ShmMerge final : public Transfer {
  public:
-  explicit ShmMerge(const Call& call)
+  explicit ShmMerge(const GatherCall& call)
       : call_(call),
         state_(shm_state_of(*call.group)),
         source_(call.value->as_tensor().view()),
@@ -216,8 +216,8 @@ class ShmMerge final : public Transfer {
   }
   ShmMerge& operator=(ShmMerge&&) = delete;
 
-  void offer(Record& record) override;
-  void move(std::span<const Record> records, ExchangeReport& report) override;
+  void offer(ExchangeRecord& record) override;
+  void move(std::span<const ExchangeRecord> records, ExchangeReport& report) override;
   void commit() noexcept override {
     if (slot_) slot_->set_known();
   }
@@ -225,11 +225,11 @@ class ShmMerge final : public Transfer {
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return state_->pool.bytes(); }
 
  private:
-  [[nodiscard]] shm::SenderPool::Limits limits() const {
+  [[nodiscard]] shm::SenderPool::SlotLimits limits() const {
     return {call_.options->pipeline_depth, call_.options->memory_budget, call_.options->pool_limit,
             call_.group->info(call_.first()).global_rank};
   }
-  void lay_out(std::span<const Record> records);
+  void lay_out(std::span<const ExchangeRecord> records);
   void hand_out();
   void find(std::uint64_t place);
   void take_in();
@@ -240,7 +240,7 @@ class ShmMerge final : public Transfer {
   void populate(const merge::Rectangle& part);
   void populate(std::uint64_t begin, std::uint64_t end);
 
-  const Call& call_;
+  const GatherCall& call_;
   std::shared_ptr<ShmState> state_;
   const TensorView& source_;
   shm::LaneId lane_;
@@ -259,7 +259,7 @@ class ShmMerge final : public Transfer {
   bool writes_ = false;        // this rank writes with pwrite
 };
 
-void ShmMerge::offer(Record& record) {
+void ShmMerge::offer(ExchangeRecord& record) {
   reduces_ = merge_reduces(merge_number(*call_.merge));
   offer_merge(*call_.merge, source_, record);
   record.moving_bytes = source_.nbytes();
@@ -290,17 +290,17 @@ void ShmMerge::offer(Record& record) {
   }
 }
 
-void ShmMerge::lay_out(std::span<const Record> records) {
+void ShmMerge::lay_out(std::span<const ExchangeRecord> records) {
   layout_ = gather::merge_layout(*call_.merge, {source_.dtype(), source_.shape()}, call_.list, records);
   rows_ = merge::rows_of(layout_);
   area_ = merge_area(reduces_, byte_size(layout_.target.dtype, layout_.target.shape), call_.list.size());
 }
 
-void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
+void ShmMerge::move(std::span<const ExchangeRecord> records, ExchangeReport&) {
   // A failure here fails the group: without a layout this rank does not know which ranks wait for it.
   group::unless_out_of_memory(*call_.group, [&] { lay_out(records); });
   if (area_.target_bytes == 0) return;
-  const Record& first = records[static_cast<std::size_t>(call_.first())];
+  const ExchangeRecord& first = records[static_cast<std::size_t>(call_.first())];
   is_known_ = is_warm(first, area_);
   if (is_known_)
     find(first.segment);
@@ -469,7 +469,7 @@ std::vector<std::optional<Config>> ShmMerge::deliver() {
 
 }  // namespace
 
-std::unique_ptr<Transfer> make_shm_merge(const Call& call) {
+std::unique_ptr<Transfer> make_shm_merge(const GatherCall& call) {
   return std::make_unique<ShmMerge>(call);
 }
 

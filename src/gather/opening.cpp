@@ -32,7 +32,7 @@ std::string route_text(const GatherOptions& options) {
 
 /// Runs one all-gather of a record.
 template <class T>
-std::vector<T> round_of(const Call& call, const T& mine, const char* phase) {
+std::vector<T> round_of(const GatherCall& call, const T& mine, const char* phase) {
   std::vector<T> all(static_cast<std::size_t>(call.group->size()));
   call.group->all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), call.wait(phase));
   return all;
@@ -44,7 +44,7 @@ std::string list_text(std::span<const int> ranks) {
   return fmt::format("[{}]", fmt::join(ranks.begin(), ranks.end(), ", "));
 }
 
-bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record) {
+bool enter_list(std::span<const int> ranks, const GatherOptions& options, GatherCall& call, ExchangeRecord& record) {
   check_list(ranks, *call.group);
   if (options.pipeline_depth < 1) throw Error(ErrorKind::invalid_argument, "pipeline_depth must be at least 1");
   record.operation = call.operation;
@@ -64,24 +64,25 @@ bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& 
   return true;
 }
 
-const RouteDriver* guess_route(const Record& record) {
+const RouteDriver* guess_route(const ExchangeRecord& record) {
   const Decision guess = choose_route(facts_of(record));
   return guess.is_refused() ? nullptr : RouteTable::instance().find(guess.route);
 }
 
-Chosen chosen_route(const Call& call, std::span<const Record> records) {
+Chosen chosen_route(const GatherCall& call, std::span<const ExchangeRecord> records) {
   const Decision decision = decide(call.list, records);
   const RouteDriver* driver = RouteTable::instance().find(decision.route);
-  const Record& own = records[static_cast<std::size_t>(call.group->rank())];
+  const ExchangeRecord& own = records[static_cast<std::size_t>(call.group->rank())];
   std::string reason = forced_text({own.forced, own.forced_by});
   return {driver, reason.empty() ? driver->reason(call) : std::move(reason)};
 }
 
-std::vector<Record> opening_round(const Call& call, const Record& mine, const std::optional<Error>& failure,
-                                  std::span<const int> ranks, const char* phase, const char* failing,
-                                  const std::function<std::string(Problem::Reason)>& words) {
+std::vector<ExchangeRecord> opening_round(const GatherCall& call, const ExchangeRecord& mine,
+                                          const std::optional<Error>& failure, std::span<const int> ranks,
+                                          const char* phase, const char* failing,
+                                          const std::function<std::string(Problem::Reason)>& words) {
   using Reason = Problem::Reason;
-  std::vector<Record> records = round_of(call, mine, phase);
+  std::vector<ExchangeRecord> records = round_of(call, mine, phase);
   const auto problem = find_problem(records, *call.group);
   if (!problem) return records;
   const auto own = [&]() -> std::string {
@@ -94,7 +95,7 @@ std::vector<Record> opening_round(const Call& call, const Record& mine, const st
                    *call.group);
 }
 
-void closing_round(const Call& call, const std::optional<Error>& trouble, const char* phase, const char* failing,
+void closing_round(const GatherCall& call, const std::optional<Error>& trouble, const char* phase, const char* failing,
                    const std::function<void()>& on_failure) {
   const auto statuses = round_of(call, trouble ? status_of(trouble->kind()) : std::uint8_t{0}, phase);
   std::vector<int> failed;
@@ -105,8 +106,8 @@ void closing_round(const Call& call, const std::optional<Error>& trouble, const 
   throw failure_of(failed, round_of(call, trouble ? words_of(*trouble) : Words{}, failing), *call.group);
 }
 
-std::uint64_t run_preflights(const Call& call, std::span<const Record> records, Preflight* preflight) {
-  if (std::ranges::none_of(records, &Record::needs_preflight)) return 0;
+std::uint64_t run_preflights(const GatherCall& call, std::span<const ExchangeRecord> records, Preflight* preflight) {
+  if (std::ranges::none_of(records, &ExchangeRecord::needs_preflight)) return 0;
   const std::optional<Error> trouble = attempt(*call.group, [&] {
     if (preflight != nullptr) preflight->check(records);
   });

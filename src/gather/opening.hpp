@@ -26,7 +26,7 @@ void refuse_asynchronous(const Config& value);
 
 /// Checks the list. Writes the list, this rank's position in it and the routes that it could use into call and record.
 /// Returns false if this rank is not in the list and only takes part in the rounds. Throws Error(invalid_argument).
-bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record);
+bool enter_list(std::span<const int> ranks, const GatherOptions& options, GatherCall& call, ExchangeRecord& record);
 
 /// The driver of the chosen route, and the reason for the choice.
 struct Chosen {
@@ -34,32 +34,33 @@ struct Chosen {
   std::string reason;
 };
 /// Before round 1: returns the route that this rank would use if all ranks of its list had the same record.
-const RouteDriver* guess_route(const Record& record);
+const RouteDriver* guess_route(const ExchangeRecord& record);
 /// After round 1, if there is no problem: returns the route of this rank's list.
-Chosen chosen_route(const Call& call, std::span<const Record> records);
+Chosen chosen_route(const GatherCall& call, std::span<const ExchangeRecord> records);
 
 /// Runs one round. Returns the records of all ranks. If the records or this rank's `failure` do not allow the call to
 /// continue, one more round exchanges error texts, and all ranks throw the same error. `words` returns this rank's text
 /// about a problem, in addition to its list and its route.
-std::vector<Record> opening_round(const Call& call, const Record& mine, const std::optional<Error>& failure,
-                                  std::span<const int> ranks, const char* phase, const char* failing,
-                                  const std::function<std::string(Problem::Reason)>& words);
+std::vector<ExchangeRecord> opening_round(const GatherCall& call, const ExchangeRecord& mine,
+                                          const std::optional<Error>& failure, std::span<const int> ranks,
+                                          const char* phase, const char* failing,
+                                          const std::function<std::string(Problem::Reason)>& words);
 
 /// Runs one round. Returns if all ranks have succeeded. Otherwise calls `on_failure`, exchanges error texts in one more
 /// round, and throws the same error on all ranks. `trouble`: this rank's own error.
-void closing_round(const Call& call, const std::optional<Error>& trouble, const char* phase, const char* failing,
+void closing_round(const GatherCall& call, const std::optional<Error>& trouble, const char* phase, const char* failing,
                    const std::function<void()>& on_failure = {});
 
 /// Runs the round between opening and moving if a rank of any list needs one; `preflight` may be null. Returns the
 /// number of rounds. If a check failed, throws the same error on all ranks.
-std::uint64_t run_preflights(const Call& call, std::span<const Record> records, Preflight* preflight);
+std::uint64_t run_preflights(const GatherCall& call, std::span<const ExchangeRecord> records, Preflight* preflight);
 
 /// Runs a collective call of the program: all ranks throw the same error. If the group has failed, that error is the
 /// group's first cause, whatever error this rank has found meanwhile.
 template <class Work>
-auto collectively(Group& group, Operation operation, const Work& work) -> decltype(work()) {
+auto collectively(Group& group, GatherKind operation, const Work& work) -> decltype(work()) {
   try {
-    const group::Use use(group);
+    const group::GroupLock use(group);
     return group::unless_out_of_memory(group, work);
   } catch (const Error& error) {
     const std::optional<Error> cause = group.error();

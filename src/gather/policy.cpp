@@ -42,44 +42,44 @@ bool allows(const RouteFacts& facts, Route route) noexcept {
   return (facts.routes & route_bit(route)) != 0;
 }
 
-Decision refuse(Refusal refusal, Route route = Route::auto_) noexcept {
+Decision refuse(NoRouteReason refusal, Route route = Route::auto_) noexcept {
   return {route, refusal};
 }
 
 Decision choose_for_devices(const RouteFacts& facts) noexcept {
-  if (facts.operation == Operation::merge) return refuse(Refusal::merges_devices);
+  if (facts.operation == GatherKind::merge) return refuse(NoRouteReason::merges_devices);
   if (facts.forced != Route::auto_ && facts.forced != Route::device)
-    return refuse(Refusal::forced_off_devices, facts.forced);
-  if (!allows(facts, Route::device)) return refuse(Refusal::no_device_route, Route::device);
-  return {Route::device, Refusal::none};
+    return refuse(NoRouteReason::forced_off_devices, facts.forced);
+  if (!allows(facts, Route::device)) return refuse(NoRouteReason::no_device_route, Route::device);
+  return {Route::device, NoRouteReason::none};
 }
 
 }  // namespace
 
 Decision choose_route(const RouteFacts& facts) noexcept {
-  if (facts.residency == Residency::mixed) return refuse(Refusal::mixed);
+  if (facts.residency == Residency::mixed) return refuse(NoRouteReason::mixed);
   if (facts.residency == Residency::device) return choose_for_devices(facts);
-  if (facts.forced == Route::device && (facts.residency == Residency::host || facts.operation == Operation::merge ||
-                                        facts.operation == Operation::stream))
-    return refuse(Refusal::forced_onto_devices, Route::device);
+  if (facts.forced == Route::device && (facts.residency == Residency::host || facts.operation == GatherKind::merge ||
+                                        facts.operation == GatherKind::stream))
+    return refuse(NoRouteReason::forced_onto_devices, Route::device);
   if (facts.forced != Route::auto_)
-    return allows(facts, facts.forced) ? Decision{facts.forced, Refusal::none}
-                                       : refuse(Refusal::forced_unusable, facts.forced);
-  if (allows(facts, Route::local)) return {Route::local, Refusal::none};
+    return allows(facts, facts.forced) ? Decision{facts.forced, NoRouteReason::none}
+                                       : refuse(NoRouteReason::forced_unusable, facts.forced);
+  if (allows(facts, Route::local)) return {Route::local, NoRouteReason::none};
   for (const Route route : on_the_host)
-    if (allows(facts, route)) return {route, Refusal::none};
-  return refuse(Refusal::unreachable);
+    if (allows(facts, route)) return {route, NoRouteReason::none};
+  return refuse(NoRouteReason::unreachable);
 }
 
-RouteFacts facts_of(const Record& record) noexcept {
+RouteFacts facts_of(const ExchangeRecord& record) noexcept {
   return {
       .operation = record.operation, .routes = record.routes, .forced = record.forced, .residency = record.residency};
 }
 
-RouteFacts facts_of(std::span<const int> members, std::span<const Record> records) noexcept {
+RouteFacts facts_of(std::span<const int> members, std::span<const ExchangeRecord> records) noexcept {
   RouteFacts facts = facts_of(records[static_cast<std::size_t>(members.front())]);
   for (const int rank : members.subspan(1)) {
-    const Record& record = records[static_cast<std::size_t>(rank)];
+    const ExchangeRecord& record = records[static_cast<std::size_t>(rank)];
     facts.routes &= record.routes;
     facts.residency = facts.residency | record.residency;
   }
@@ -89,8 +89,8 @@ RouteFacts facts_of(std::span<const int> members, std::span<const Record> record
 namespace {
 
 /// Returns whether the rank has prepared its tensors for another route.
-bool is_unfit(const Record& record, Route route) {
-  return record.residency != Residency::none && choose_route(facts_of(record)) != Decision{route, Refusal::none};
+bool is_unfit(const ExchangeRecord& record, Route route) {
+  return record.residency != Residency::none && choose_route(facts_of(record)) != Decision{route, NoRouteReason::none};
 }
 
 /// Visits the tensors that have elements.
@@ -102,27 +102,28 @@ void visit_tensors(const Config& value, const auto& visit) {
 
 }  // namespace
 
-Decision decide(std::span<const int> members, std::span<const Record> records) {
+Decision decide(std::span<const int> members, std::span<const ExchangeRecord> records) {
   const Decision decision = choose_route(facts_of(members, records));
   if (decision.is_refused()) return decision;
   const bool fits = std::ranges::none_of(
       members, [&](int rank) { return is_unfit(records[static_cast<std::size_t>(rank)], decision.route); });
-  return fits ? decision : refuse(Refusal::unfit, decision.route);
+  return fits ? decision : refuse(NoRouteReason::unfit, decision.route);
 }
 
-std::vector<int> ranks_of(const Decision& refused, std::span<const int> members, std::span<const Record> records) {
+std::vector<int> ranks_of(const Decision& refused, std::span<const int> members,
+                          std::span<const ExchangeRecord> records) {
   const auto is_about = [&](int rank) {
-    const Record& record = records[static_cast<std::size_t>(rank)];
+    const ExchangeRecord& record = records[static_cast<std::size_t>(rank)];
     switch (refused.refusal) {
-      case Refusal::forced_unusable:
-      case Refusal::no_device_route:
+      case NoRouteReason::forced_unusable:
+      case NoRouteReason::no_device_route:
         return (record.routes & route_bit(refused.route)) == 0;
-      case Refusal::mixed:
-      case Refusal::merges_devices:
-      case Refusal::forced_off_devices:
-      case Refusal::forced_onto_devices:
-        return record.residency != Residency::none || record.operation == Operation::stream;
-      case Refusal::unfit:
+      case NoRouteReason::mixed:
+      case NoRouteReason::merges_devices:
+      case NoRouteReason::forced_off_devices:
+      case NoRouteReason::forced_onto_devices:
+        return record.residency != Residency::none || record.operation == GatherKind::stream;
+      case NoRouteReason::unfit:
         return is_unfit(record, refused.route);
       default:
         return true;
@@ -218,21 +219,21 @@ std::string names_of(std::uint8_t routes) {
   return text.empty() ? "none" : text;
 }
 
-std::string refusal_words(const Call& call, const Decision& refused) {
+std::string refusal_words(const GatherCall& call, const Decision& refused) {
   switch (refused.refusal) {
-    case Refusal::forced_unusable:
-    case Refusal::no_device_route: {
+    case NoRouteReason::forced_unusable:
+    case NoRouteReason::no_device_route: {
       const RouteDriver* driver = RouteTable::instance().find(refused.route);
       return driver == nullptr ? not_loaded(refused.route) : driver->obstacle(call);
     }
-    case Refusal::unreachable: {
+    case NoRouteReason::unreachable: {
       std::string text;
       for (const auto& driver : RouteTable::instance().drivers())
         if (!driver->is_usable(call))
           text += fmt::format("{}{}: {}", text.empty() ? "" : ", ", to_string(driver->route()), driver->obstacle(call));
       return text;
     }
-    case Refusal::unfit:
+    case NoRouteReason::unfit:
       return {};
     default:
       return call.value == nullptr ? "the host" : places_text(*call.value);
@@ -240,49 +241,49 @@ std::string refusal_words(const Call& call, const Decision& refused) {
 }
 
 std::string refusal_text(const Group& group, const Decision& refused, std::span<const int> ranks,
-                         std::span<const Record> records, std::span<const Words> words) {
+                         std::span<const ExchangeRecord> records, std::span<const Words> words) {
   const std::vector<int> list = list_of(ranks.front(), records);
   const RouteFacts facts = facts_of(list, records);
-  const Record& first = records[static_cast<std::size_t>(ranks.front())];
+  const ExchangeRecord& first = records[static_cast<std::size_t>(ranks.front())];
   const std::string who = fmt::format("the list {}", list_text(list));
   const std::string forced = fmt::format("the route {} is {}", in_quotes(to_string(first.forced)),
                                          forced_text({first.forced, first.forced_by}));
   switch (refused.refusal) {
-    case Refusal::none:
+    case NoRouteReason::none:
       break;
-    case Refusal::mixed:
+    case NoRouteReason::mixed:
       return fmt::format(
           "some tensors of {} are on the host, and some on devices ({}). Gather them in two calls, or copy all of them "
           "to the host first",
           who, each_words(group, ranks, words, ": ", shown));
-    case Refusal::merges_devices:
+    case NoRouteReason::merges_devices:
       return fmt::format(
           "CPU tensors are needed, but ranks of {} passed GPU tensors ({}). Copy them to host memory "
           "first, or gather them and merge the result",
           who, each_words(group, ranks, words, ": ", shown));
-    case Refusal::forced_off_devices:
+    case NoRouteReason::forced_off_devices:
       return fmt::format(
           "{}, which needs tensors on the host, but those of {} are on devices ({}). Copy them to the host first, or "
           "force no route",
           forced, who, each_words(group, ranks, words, ": ", shown));
-    case Refusal::no_device_route:
+    case NoRouteReason::no_device_route:
       return fmt::format("tensors of {} are on devices, and not all of its ranks can receive them: {}", who,
                          each_words(group, ranks, words, ": ", shown));
-    case Refusal::forced_onto_devices:
-      if (first.operation == Operation::merge || first.operation == Operation::stream)
+    case NoRouteReason::forced_onto_devices:
+      if (first.operation == GatherKind::merge || first.operation == GatherKind::stream)
         return fmt::format("{}, but {} needs tensors on the host. Force no route", forced, to_string(first.operation));
       return fmt::format("{}, but the tensors of {} are on the host ({}). Force no route", forced, who,
                          each_words(group, ranks, words, ": ", shown));
-    case Refusal::forced_unusable:
+    case NoRouteReason::forced_unusable:
       return fmt::format(
           "{}, and {} of the {} ranks of {} cannot use it: {}. Force a route that all of them can use ({}), or no "
           "route",
           forced, ranks.size(), list.size(), who, each_words(group, ranks, words, ": ", shown), names_of(facts.routes));
-    case Refusal::unreachable:
+    case NoRouteReason::unreachable:
       return fmt::format(
           "no route reaches all {} ranks of {}: {}. Set workspace.path to a directory that all of them see",
           list.size(), who, each_words(group, ranks, words, ": ", shown));
-    case Refusal::unfit: {
+    case NoRouteReason::unfit: {
       std::string text;
       for (const int rank : ranks)
         text += fmt::format("{}rank {} can use: {}", text.empty() ? "" : "; ", group.info(rank).global_rank,
@@ -296,8 +297,8 @@ std::string refusal_text(const Group& group, const Decision& refused, std::span<
   return "the ranks have no route";
 }
 
-ErrorKind kind_of(Refusal refusal) noexcept {
-  return refusal == Refusal::mixed ? ErrorKind::invalid_argument : ErrorKind::unsupported;
+ErrorKind kind_of(NoRouteReason refusal) noexcept {
+  return refusal == NoRouteReason::mixed ? ErrorKind::invalid_argument : ErrorKind::unsupported;
 }
 
 namespace {
@@ -320,7 +321,8 @@ std::uint64_t plus(std::uint64_t a, std::uint64_t b) {
 }
 
 /// Returns the memory that a merge needs: its result and the window.
-std::uint64_t merged_bytes(const Record& first, const std::vector<int>& members, std::span<const Record> records) {
+std::uint64_t merged_bytes(const ExchangeRecord& first, const std::vector<int>& members,
+                           std::span<const ExchangeRecord> records) {
   std::uint64_t sum = 0;
   std::uint64_t largest = 0;
   for (const int member : members) {
@@ -343,13 +345,13 @@ std::uint64_t merge_window_bytes(std::size_t senders, std::uint64_t largest) noe
   return 2 * senders * merge_piece_bytes(senders, largest);
 }
 
-std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::span<const Record> records,
+std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::span<const ExchangeRecord> records,
                              const Group& group) {
-  const Record& own = records[static_cast<std::size_t>(rank)];
+  const ExchangeRecord& own = records[static_cast<std::size_t>(rank)];
   if (!own.receives)
-    return own.operation == Operation::merge ? merge_fresh_bytes(rank, members, records) : own.fresh_bytes;
+    return own.operation == GatherKind::merge ? merge_fresh_bytes(rank, members, records) : own.fresh_bytes;
   std::uint64_t needed = 0;
-  if (own.operation == Operation::merge) {
+  if (own.operation == GatherKind::merge) {
     needed = merged_bytes(own, members, records);
   } else {
     for (const int member : members) {
@@ -403,12 +405,12 @@ StreamShare share_of(std::uint64_t budget, std::uint32_t length, std::uint32_t d
   return share;
 }
 
-StreamShare agree_on_share(const Record& mine, std::span<const Record> records,
+StreamShare agree_on_share(const ExchangeRecord& mine, std::span<const ExchangeRecord> records,
                            const std::function<int(int rank)>& host_of) {
   std::map<std::uint64_t, ListNeed> lists;
   std::map<int, HostRoom> hosts;
   for (std::size_t i = 0; i < records.size(); ++i) {
-    const Record& record = records[i];
+    const ExchangeRecord& record = records[i];
     if (record.list_length < 2) continue;
     const int host = host_of(static_cast<int>(i));
     ListNeed& list = lists[record.list_hash];

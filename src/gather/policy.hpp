@@ -16,7 +16,7 @@
 
 namespace muster::gather {
 
-struct Call;
+struct GatherCall;
 
 /// Returns where the tensors of a config are. Tensors without elements do not count. Throws Error(invalid_argument) on
 /// nesting beyond max_config_depth.
@@ -35,7 +35,7 @@ Forcing forcing_of(const GatherOptions& options);
 
 /// The input of the policy, for one list or for one rank alone.
 struct RouteFacts {
-  Operation operation = Operation::configs;
+  GatherKind operation = GatherKind::configs;
   std::uint8_t routes = 0;                ///< bit r: all of these ranks could use Route(r)
   Route forced = Route::auto_;            ///< the only allowed route, unless automatic
   Residency residency = Residency::none;  ///< the union over all tensors
@@ -46,15 +46,16 @@ struct RouteFacts {
 Decision choose_route(const RouteFacts& facts) noexcept;
 
 /// Returns the facts of one rank's record alone, from which the rank prepares before it knows the other records.
-RouteFacts facts_of(const Record& record) noexcept;
+RouteFacts facts_of(const ExchangeRecord& record) noexcept;
 /// Returns the facts of a list. The order of its members does not matter.
-RouteFacts facts_of(std::span<const int> members, std::span<const Record> records) noexcept;
+RouteFacts facts_of(std::span<const int> members, std::span<const ExchangeRecord> records) noexcept;
 
 /// Returns the route of a list. A rank with tensors has prepared them for the route that it guessed, so any other route
 /// is refused.
-Decision decide(std::span<const int> members, std::span<const Record> records);
+Decision decide(std::span<const int> members, std::span<const ExchangeRecord> records);
 /// Returns the members that a refusal is about.
-std::vector<int> ranks_of(const Decision& refused, std::span<const int> members, std::span<const Record> records);
+std::vector<int> ranks_of(const Decision& refused, std::span<const int> members,
+                          std::span<const ExchangeRecord> records);
 
 /// Returns a text such as "forced by MUSTER_ROUTE"; empty if no route is forced.
 std::string forced_text(Forcing forcing);
@@ -62,11 +63,11 @@ std::string forced_text(Forcing forcing);
 std::string names_of(std::uint8_t routes);
 
 /// Returns this rank's text if the policy has refused: why the route cannot be used here, or where its tensors are.
-std::string refusal_words(const Call& call, const Decision& refused);
+std::string refusal_words(const GatherCall& call, const Decision& refused);
 /// Returns the whole message, composed of the texts of `ranks`. It is the same on every rank of the group.
 std::string refusal_text(const Group& group, const Decision& refused, std::span<const int> ranks,
-                         std::span<const Record> records, std::span<const Words> words);
-ErrorKind kind_of(Refusal refusal) noexcept;
+                         std::span<const ExchangeRecord> records, std::span<const Words> words);
+ErrorKind kind_of(NoRouteReason refusal) noexcept;
 
 // The memory that ranks take for an exchange and for the parts of a stream. The functions are pure and use the records
 // of round 1, so they give the same result on all ranks. A sender over shared memory knows its need in advance. For a
@@ -80,7 +81,7 @@ std::uint64_t merge_window_bytes(std::size_t senders, std::uint64_t largest) noe
 
 /// Returns the memory that a rank of the list `members` takes in addition to what it has. Returns 0 if it is not known
 /// in advance. In that case the rank itself checks before it takes memory.
-std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::span<const Record> records,
+std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::span<const ExchangeRecord> records,
                              const Group& group);
 
 struct StreamShare {
@@ -97,7 +98,7 @@ StreamShare share_of(std::uint64_t budget, std::uint32_t length, std::uint32_t d
 /// senders on that host, and the root's own memory for data from other hosts. If the budgets of all lists on a host
 /// exceed the available memory, each budget is reduced in proportion. Returns an empty share for a rank in no list.
 /// Throws Error(out_of_space) on all ranks alike.
-StreamShare agree_on_share(const Record& mine, std::span<const Record> records,
+StreamShare agree_on_share(const ExchangeRecord& mine, std::span<const ExchangeRecord> records,
                            const std::function<int(int rank)>& host_of);
 
 }  // namespace muster::gather

@@ -25,20 +25,20 @@ std::string each_rank(const Group& group, const std::vector<int>& ranks, std::sp
 /// The members of each list, in any order.
 using Lists = std::map<std::uint64_t, std::vector<int>>;
 
-Lists lists_of(std::span<const Record> records) {
+Lists lists_of(std::span<const ExchangeRecord> records) {
   Lists lists;
   for (std::size_t rank = 0; rank < records.size(); ++rank)
     if (records[rank].list_length != 0) lists[records[rank].list_hash].push_back(static_cast<int>(rank));
   return lists;
 }
 
-bool is_whole(const std::vector<int>& members, std::span<const Record> records) {
+bool is_whole(const std::vector<int>& members, std::span<const ExchangeRecord> records) {
   // Every member of a list passes that list and has its own position. Then no two lists differ or overlap.
   const std::uint32_t length = records[static_cast<std::size_t>(members.front())].list_length;
   if (members.size() != length) return false;
   std::vector<bool> taken(length);
   for (const int rank : members) {
-    const Record& record = records[static_cast<std::size_t>(rank)];
+    const ExchangeRecord& record = records[static_cast<std::size_t>(rank)];
     if (record.list_length != length || record.position >= length || taken[record.position]) return false;
     taken[record.position] = true;
   }
@@ -46,7 +46,7 @@ bool is_whole(const std::vector<int>& members, std::span<const Record> records) 
 }
 
 template <class Property>
-bool differs(const std::vector<int>& members, std::span<const Record> records, Property property) {
+bool differs(const std::vector<int>& members, std::span<const ExchangeRecord> records, Property property) {
   return std::ranges::any_of(members, [&](int rank) {
     return records[static_cast<std::size_t>(rank)].*property !=
            records[static_cast<std::size_t>(members.front())].*property;
@@ -62,21 +62,22 @@ std::vector<int> ranks_where(std::size_t count, const auto& condition) {
 
 /// Memory is shared by the ranks of a host. This compares the sum that the ranks of a host need with the smallest
 /// amount that one of them sees as available.
-std::optional<Problem> find_memory_problem(const Lists& lists, std::span<const Record> records, const Group& group) {
+std::optional<Problem> find_memory_problem(const Lists& lists, std::span<const ExchangeRecord> records,
+                                           const Group& group) {
   using Reason = Problem::Reason;
-  struct Host {
+  struct HostNeed {
     std::uint64_t needed = 0;
     std::uint64_t available = UINT64_MAX;
     std::vector<int> takers;
   };
-  std::map<int, Host> hosts;
+  std::map<int, HostNeed> hosts;
   for (const auto& [hash, members] : lists) {
     for (const int rank : members) {
       const std::uint64_t fresh = fresh_bytes_of(rank, members, records, group);
       if (fresh == 0) continue;
-      const Record& record = records[static_cast<std::size_t>(rank)];
+      const ExchangeRecord& record = records[static_cast<std::size_t>(rank)];
       if (record.receives && fresh > record.room) return Problem{Reason::budget, {rank}};
-      Host& host = hosts[group.host_of(rank)];
+      HostNeed& host = hosts[group.host_of(rank)];
       if (__builtin_add_overflow(host.needed, fresh, &host.needed)) host.needed = UINT64_MAX;
       host.available = std::min(host.available, record.available_bytes);
       host.takers.push_back(rank);
@@ -92,7 +93,7 @@ std::optional<Problem> find_memory_problem(const Lists& lists, std::span<const R
 
 }  // namespace
 
-const char* to_string(Operation operation) noexcept {
+const char* to_string(GatherKind operation) noexcept {
   // In the order of the operations.
   constexpr std::array names = {"another call", "get_configs_parallel", "get_tensors_parallel", "merge_tensor_parallel",
                                 "gather_each"};
@@ -100,17 +101,18 @@ const char* to_string(Operation operation) noexcept {
   return number < names.size() ? names[number] : names.front();
 }
 
-bool needs_closing(std::span<const Record> records) noexcept {
-  return std::ranges::any_of(
-      records, [](const Record& record) { return record.closes || (record.moving_bytes != 0 && !record.complete); });
+bool needs_closing(std::span<const ExchangeRecord> records) noexcept {
+  return std::ranges::any_of(records, [](const ExchangeRecord& record) {
+    return record.closes || (record.moving_bytes != 0 && !record.complete);
+  });
 }
 
 std::uint64_t hash_list(std::span<const int> ranks) noexcept {
   return XXH3_64bits(ranks.data(), ranks.size_bytes());
 }
 
-std::vector<int> list_of(int member, std::span<const Record> records) {
-  const Record& any = records[static_cast<std::size_t>(member)];
+std::vector<int> list_of(int member, std::span<const ExchangeRecord> records) {
+  const ExchangeRecord& any = records[static_cast<std::size_t>(member)];
   std::vector<int> list(any.list_length);
   for (std::size_t rank = 0; rank < records.size(); ++rank)
     if (records[rank].list_length != 0 && records[rank].list_hash == any.list_hash)
@@ -118,15 +120,15 @@ std::vector<int> list_of(int member, std::span<const Record> records) {
   return list;
 }
 
-std::optional<Problem> find_problem(std::span<const Record> records, const Group& group) {
+std::optional<Problem> find_problem(std::span<const ExchangeRecord> records, const Group& group) {
   using Reason = Problem::Reason;
   const auto all = ranks_where(records.size(), [](std::size_t) { return true; });
-  if (differs(all, records, &Record::version)) return Problem{Reason::versions, all};
+  if (differs(all, records, &ExchangeRecord::version)) return Problem{Reason::versions, all};
   if (auto failed = ranks_where(records.size(), [&](std::size_t rank) { return records[rank].status != 0; });
       !failed.empty())
     return Problem{Reason::failed_ranks, std::move(failed)};
   // The later rounds of a stream differ from those of an exchange, whatever the lists are.
-  const auto streams = [&](std::size_t rank) { return records[rank].operation == Operation::stream; };
+  const auto streams = [&](std::size_t rank) { return records[rank].operation == GatherKind::stream; };
   if (const auto ranks = ranks_where(records.size(), streams); !ranks.empty() && ranks.size() != records.size())
     return Problem{Reason::operations, all};
   const Lists lists = lists_of(records);
@@ -134,18 +136,18 @@ std::optional<Problem> find_problem(std::span<const Record> records, const Group
     if (!is_whole(members, records))
       return Problem{Reason::lists,
                      ranks_where(records.size(), [&](std::size_t rank) { return records[rank].list_length != 0; })};
-    if (differs(members, records, &Record::operation)) return Problem{Reason::operations, members};
-    if (differs(members, records, &Record::kind_hash)) return Problem{Reason::kinds, members};
+    if (differs(members, records, &ExchangeRecord::operation)) return Problem{Reason::operations, members};
+    if (differs(members, records, &ExchangeRecord::kind_hash)) return Problem{Reason::kinds, members};
     if (auto others = differing_contents(members, records); !others.empty())
       return Problem{Reason::contents, std::move(others)};
-    if (differs(members, records, &Record::forced)) return Problem{Reason::forced, members};
+    if (differs(members, records, &ExchangeRecord::forced)) return Problem{Reason::forced, members};
     if (const Decision decision = decide(members, records); decision.is_refused())
       return Problem{Reason::refused, ranks_of(decision, members, records), decision};
   }
   return find_memory_problem(lists, records, group);
 }
 
-Error make_error(const Problem& problem, std::span<const Record> records, std::span<const Words> words,
+Error make_error(const Problem& problem, std::span<const ExchangeRecord> records, std::span<const Words> words,
                  const Group& group) {
   using Reason = Problem::Reason;
   const int first = problem.ranks.front();
@@ -174,9 +176,9 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
     }
     case Reason::kinds:
       return Error(ErrorKind::rank_mismatch,
-                   (records[static_cast<std::size_t>(first)].operation == Operation::merge
+                   (records[static_cast<std::size_t>(first)].operation == GatherKind::merge
                         ? "the ranks of a list must request one merge, of tensors that fit together: "
-                    : records[static_cast<std::size_t>(first)].operation == Operation::stream
+                    : records[static_cast<std::size_t>(first)].operation == GatherKind::stream
                         ? "the options must be the same on all ranks of a list: "
                         : "the tensors of a list must have one dtype and shape: ") +
                        each_rank(group, problem.ranks, words));
@@ -202,14 +204,14 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
                                      byte_text(records[static_cast<std::size_t>(first)].room)));
     case Reason::memory: {
       std::uint64_t needed = 0;
-      const Record* tightest = nullptr;
+      const ExchangeRecord* tightest = nullptr;
       for (const int rank : problem.ranks) {
-        const Record& record = records[static_cast<std::size_t>(rank)];
+        const ExchangeRecord& record = records[static_cast<std::size_t>(rank)];
         if (__builtin_add_overflow(needed, fresh_bytes_of(rank, list_of(rank, records), records, group), &needed))
           needed = UINT64_MAX;
         if (tightest == nullptr || record.available_bytes < tightest->available_bytes) tightest = &record;
       }
-      const auto holder = std::ranges::max_element(records, {}, &Record::held);
+      const auto holder = std::ranges::max_element(records, {}, &ExchangeRecord::held);
       const std::string held = holder->held == 0 ? "" : fmt::format("; the root holds {} results", holder->held);
       const std::string text = fmt::format(
           "too little memory on host {}: needed {} by {} ranks, available {} ({}){}. Gather less at a time, release "

@@ -17,8 +17,8 @@
 
 namespace muster::gather {
 
-enum class Operation : std::uint8_t { configs = 1, tensors = 2, merge = 3, stream = 4 };
-const char* to_string(Operation operation) noexcept;
+enum class GatherKind : std::uint8_t { configs = 1, tensors = 2, merge = 3, stream = 4 };
+const char* to_string(GatherKind operation) noexcept;
 
 inline constexpr std::uint32_t record_version = 5;
 inline constexpr std::uint32_t no_position = 0xffffffff;
@@ -34,7 +34,7 @@ constexpr Residency operator|(Residency a, Residency b) noexcept {
 enum class ForcedBy : std::uint8_t { nobody, caller, workspace_path, environment };
 
 /// Why a list has no route (policy.hpp).
-enum class Refusal : std::uint8_t {
+enum class NoRouteReason : std::uint8_t {
   none,
   mixed,                ///< some tensors are on the host, and some on devices
   merges_devices,       ///< merges read tensors on the host
@@ -49,8 +49,8 @@ enum class Refusal : std::uint8_t {
 /// A route, or the reason why there is none.
 struct Decision {
   Route route = Route::auto_;  ///< for a refusal: the route that it is about, if any
-  Refusal refusal = Refusal::none;
-  [[nodiscard]] bool is_refused() const noexcept { return refusal != Refusal::none; }
+  NoRouteReason refusal = NoRouteReason::none;
+  [[nodiscard]] bool is_refused() const noexcept { return refusal != NoRouteReason::none; }
   friend bool operator==(const Decision&, const Decision&) = default;
 };
 
@@ -64,9 +64,9 @@ constexpr std::uint8_t route_bit(Route route) noexcept {
 }
 
 /// The record has a fixed size, so the cost of a rank in round 1 does not depend on the size of its data.
-struct Record {
+struct ExchangeRecord {
   std::uint32_t version = record_version;
-  Operation operation = Operation::configs;
+  GatherKind operation = GatherKind::configs;
   std::uint8_t status = 0;  // 0: ready, else ErrorKind + 1; a later round exchanges the error texts
   Route forced = Route::auto_;
   std::uint8_t routes = 0;  // bit r: this rank could use Route(r)
@@ -112,11 +112,11 @@ struct Record {
     std::uint64_t room;    // how much its pool may grow: the rest of its memory_budget
   };
 };
-static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes per rank");
-static_assert(std::is_trivially_copyable_v<Record>);
+static_assert(sizeof(ExchangeRecord) <= 128, "round 1 costs at most 128 bytes per rank");
+static_assert(std::is_trivially_copyable_v<ExchangeRecord>);
 
 /// Returns whether a closing round follows: bytes of some list must still move, or a rank requests the round.
-bool needs_closing(std::span<const Record> records) noexcept;
+bool needs_closing(std::span<const ExchangeRecord> records) noexcept;
 
 /// The text that a rank sends after a problem: its own failure, or its arguments, so that a mismatch can be shown.
 using Words = WrittenError<640>;
@@ -124,7 +124,7 @@ static_assert(sizeof(Words) <= Group::max_record);
 
 std::uint64_t hash_list(std::span<const int> ranks) noexcept;
 /// Returns the list of a rank, by position. All of its members have the same list.
-std::vector<int> list_of(int member, std::span<const Record> records);
+std::vector<int> list_of(int member, std::span<const ExchangeRecord> records);
 
 /// The reason why an exchange cannot continue. The texts are composed from those of the ranks.
 struct Problem {
@@ -146,10 +146,10 @@ struct Problem {
 };
 
 /// Checks all records. Returns nullopt if the exchange can continue. `group` knows which ranks share memory.
-std::optional<Problem> find_problem(std::span<const Record> records, const Group& group);
+std::optional<Problem> find_problem(std::span<const ExchangeRecord> records, const Group& group);
 
 /// Returns the error that all ranks throw, composed of the texts of all ranks.
-Error make_error(const Problem& problem, std::span<const Record> records, std::span<const Words> words,
+Error make_error(const Problem& problem, std::span<const ExchangeRecord> records, std::span<const Words> words,
                  const Group& group);
 
 /// Returns the failure of the first of these ranks, and the number of other failed ranks.

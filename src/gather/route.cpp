@@ -22,8 +22,8 @@ constexpr std::uint64_t hashed_at_once = 1 << 20;
 
 class LocalTransfer final : public Transfer {
  public:
-  void offer(Record&) override {}
-  void move(std::span<const Record>, ExchangeReport&) override {}
+  void offer(ExchangeRecord&) override {}
+  void move(std::span<const ExchangeRecord>, ExchangeReport&) override {}
   std::vector<std::optional<Config>> deliver() override { return std::vector<std::optional<Config>>(1); }
 };
 
@@ -31,10 +31,12 @@ class LocalTransfer final : public Transfer {
 class LocalRoute final : public RouteDriver {
  public:
   [[nodiscard]] Route route() const noexcept override { return Route::local; }
-  [[nodiscard]] bool is_usable(const Call& call) const override { return call.list.size() == 1; }
-  [[nodiscard]] std::string obstacle(const Call&) const override { return "this route serves lists of one rank only"; }
-  [[nodiscard]] std::string reason(const Call&) const override { return "the list has one rank"; }
-  std::unique_ptr<Transfer> begin(const Call&) const override { return std::make_unique<LocalTransfer>(); }
+  [[nodiscard]] bool is_usable(const GatherCall& call) const override { return call.list.size() == 1; }
+  [[nodiscard]] std::string obstacle(const GatherCall&) const override {
+    return "this route serves lists of one rank only";
+  }
+  [[nodiscard]] std::string reason(const GatherCall&) const override { return "the list has one rank"; }
+  std::unique_ptr<Transfer> begin(const GatherCall&) const override { return std::make_unique<LocalTransfer>(); }
 };
 
 XXH128_hash_t hash_of(const TensorView& tensor, Group& group) {
@@ -61,9 +63,9 @@ TensorView reshaped(const TensorView& tensor, const Merge& merge) {
 
 class UnmovedMerge final : public Transfer {
  public:
-  explicit UnmovedMerge(const Call& call) : call_(call) {}
+  explicit UnmovedMerge(const GatherCall& call) : call_(call) {}
 
-  void offer(Record& record) override {
+  void offer(ExchangeRecord& record) override {
     const TensorView& own = call_.value->as_tensor().view();
     offer_merge(*call_.merge, own, record);
     if (call_.list.size() > 1 && std::holds_alternative<merge::Same>(*call_.merge)) {
@@ -76,26 +78,26 @@ class UnmovedMerge final : public Transfer {
     const TensorView target = reshaped(own, *call_.merge);
     result_ = call_.options->root_tensors == RootTensors::copy ? Tensor::copy_of(target) : Tensor::borrow(target);
   }
-  void move(std::span<const Record>, ExchangeReport&) override {}
+  void move(std::span<const ExchangeRecord>, ExchangeReport&) override {}
   std::vector<std::optional<Config>> deliver() override { return {Config(std::move(result_))}; }
 
  private:
-  const Call& call_;
+  const GatherCall& call_;
   Tensor result_;
 };
 
 }  // namespace
 
-bool moves_elements(const Call& call) {
+bool moves_elements(const GatherCall& call) {
   return call.list.size() > 1 && (call.merge == nullptr || merge_moves(merge_number(*call.merge)));
 }
 
-std::unique_ptr<Transfer> begin_transfer(const RouteDriver& driver, const Call& call) {
+std::unique_ptr<Transfer> begin_transfer(const RouteDriver& driver, const GatherCall& call) {
   if (call.merge != nullptr && !moves_elements(call)) return std::make_unique<UnmovedMerge>(call);
   return driver.begin(call);
 }
 
-std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase) {
+std::vector<std::byte> receive_of(const GatherCall& call, int from, std::uint64_t most, const char* phase) {
   for (;;) {
     std::vector<std::byte> message = call.group->receive(from, most, call.wait(phase), group::Subject::exchange);
     std::uint64_t exchange = 0;

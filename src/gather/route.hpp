@@ -36,8 +36,8 @@ class SlotFiller {
 };
 
 /// The arguments of one rank of an exchange. Everything that it points to outlives the exchange.
-struct Call {
-  Operation operation = Operation::configs;
+struct GatherCall {
+  GatherKind operation = GatherKind::configs;
   const Config* value = nullptr;  ///< null: no value
   const Merge* merge = nullptr;   ///< for Operation::merge, whose value is one tensor
   std::vector<int> list;          ///< empty: in no list
@@ -63,9 +63,9 @@ struct Call {
 };
 
 /// Memory of this rank that the root holds after an exchange.
-class Obligation {
+class OutstandingLease {
  public:
-  virtual ~Obligation() = default;
+  virtual ~OutstandingLease() = default;
   /// Returns whether the root has returned it. Does not detect the death of the holder. Cheap enough for a loop. Any
   /// thread.
   [[nodiscard]] virtual bool is_given_back() const noexcept = 0;
@@ -84,10 +84,10 @@ class Transfer {
   /// rank without tensors it may be called after round 1, if the records of other ranks lead to a different route than
   /// the rank had guessed. This is possible because the record of a value without tensors is the same for all routes
   /// that are not forced.
-  virtual void offer(Record& record) = 0;
+  virtual void offer(ExchangeRecord& record) = 0;
   /// After round 1, on members: senders send, and the root receives. A sender sends its descriptor even if the rest
   /// fails.
-  virtual void move(std::span<const Record> records, ExchangeReport& report) = 0;
+  virtual void move(std::span<const ExchangeRecord> records, ExchangeReport& report) = 0;
   /// After the last round, if every rank has succeeded: makes the transfer permanent.
   virtual void commit() noexcept {}
   /// On the root: returns the entries of the other members, by position. The root's own entry stays empty if its value
@@ -95,7 +95,7 @@ class Transfer {
   /// the root's value.
   virtual std::vector<std::optional<Config>> deliver() { return {}; }
   /// On a sender: returns the obligations of the root.
-  virtual std::vector<std::unique_ptr<Obligation>> obligations() { return {}; }
+  virtual std::vector<std::unique_ptr<OutstandingLease>> obligations() { return {}; }
   /// Returns how much shared memory this rank's pool has.
   [[nodiscard]] virtual std::uint64_t pool_bytes() const noexcept { return 0; }
 };
@@ -109,7 +109,7 @@ class PartSender {
   virtual void wait_for_credit(std::size_t depth, const WaitOptions& options) = 0;
   /// Examines the next part (null: no value) and writes its sizes into the record. `value` must stay valid until send()
   /// returns.
-  virtual void offer(const Config* value, Record& record) = 0;
+  virtual void offer(const Config* value, ExchangeRecord& record) = 0;
   /// Sends the header and the offered part. When it returns, the caller may reuse the value's memory.
   virtual void send(std::span<const std::byte> header, const WaitOptions& options) = 0;
   /// Called after the last part, and after a failure that left `group` usable. When it returns, nothing is in flight,
@@ -142,7 +142,7 @@ class Preflight {
  public:
   virtual ~Preflight() = default;
   /// Called on members. An error becomes the status of that round.
-  virtual void check(std::span<const Record> records) = 0;
+  virtual void check(std::span<const ExchangeRecord> records) = 0;
   /// Called if every rank has succeeded.
   virtual void commit() noexcept = 0;
 };
@@ -152,19 +152,22 @@ class RouteDriver {
   virtual ~RouteDriver() = default;
   [[nodiscard]] virtual Route route() const noexcept = 0;
   /// Returns whether this rank could use this route. Local; cheap.
-  [[nodiscard]] virtual bool is_usable(const Call& call) const = 0;
+  [[nodiscard]] virtual bool is_usable(const GatherCall& call) const = 0;
   /// Returns why it cannot, and the remedy, for messages. Called only if is_usable() is false.
-  [[nodiscard]] virtual std::string obstacle(const Call& call) const = 0;
+  [[nodiscard]] virtual std::string obstacle(const GatherCall& call) const = 0;
   /// Returns why it is chosen, for explain().
-  [[nodiscard]] virtual std::string reason(const Call& call) const = 0;
+  [[nodiscard]] virtual std::string reason(const GatherCall& call) const = 0;
   /// Returns null if there is nothing to check. May throw as Transfer::offer.
-  virtual std::unique_ptr<Preflight> preflight(const Call& /*call*/, Record& /*record*/) const { return nullptr; }
+  virtual std::unique_ptr<Preflight> preflight(const GatherCall& /*call*/, ExchangeRecord& /*record*/) const {
+    return nullptr;
+  }
   /// Called for merges whose bytes move (moves_elements()), and for all other operations.
-  virtual std::unique_ptr<Transfer> begin(const Call& call) const = 0;
+  virtual std::unique_ptr<Transfer> begin(const GatherCall& call) const = 0;
   /// Open a stream's own ends. `call` has the group that carries their messages, and outlives them. Null: parts are
   /// Transfers.
-  virtual std::unique_ptr<PartSender> open_part_sender(const Call& /*call*/) const { return nullptr; }
-  virtual std::unique_ptr<PartReceiver> open_part_receiver(const Call& /*call*/, std::uint64_t /*part_bytes*/) const {
+  virtual std::unique_ptr<PartSender> open_part_sender(const GatherCall& /*call*/) const { return nullptr; }
+  virtual std::unique_ptr<PartReceiver> open_part_receiver(const GatherCall& /*call*/,
+                                                           std::uint64_t /*part_bytes*/) const {
     return nullptr;
   }
   /// Returns whether the root of a stream receives into its own memory, not into that of the senders.
@@ -187,7 +190,7 @@ class HostStaging {
   virtual ~HostStaging() = default;
   /// For a part whose tensors are all on devices and whose route copies them into slots: returns a filler that needs no
   /// other memory. `call` outlives it. Throws Error.
-  virtual std::unique_ptr<SlotFiller> filler(const Call& call) const = 0;
+  virtual std::unique_ptr<SlotFiller> filler(const GatherCall& call) const = 0;
   /// Returns the part with all its tensors on the host. The memory is reused when it has no owner. Throws Error, and as
   /// a wait of `group`.
   virtual Config to_host(const Config& part, Group& group, const WaitOptions& options) const = 0;
@@ -222,7 +225,7 @@ std::unique_ptr<RouteDriver> make_workspace_route();
 
 /// Receives a rank's next message of this exchange. All messages begin with the number of their exchange; those of
 /// earlier, failed exchanges are skipped.
-std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase);
+std::vector<std::byte> receive_of(const GatherCall& call, int from, std::uint64_t most, const char* phase);
 /// Appends the bytes of a value to a message.
 template <class T>
 void append(std::vector<std::byte>& message, const T& value) {
@@ -231,8 +234,8 @@ void append(std::vector<std::byte>& message, const T& value) {
 }
 
 /// Returns false for merges that use the root's tensor unchanged, and if there is no other rank.
-bool moves_elements(const Call& call);
+bool moves_elements(const GatherCall& call);
 /// Returns the call's transfer: that of the driver, or for a merge that moves nothing a transfer without a route.
-std::unique_ptr<Transfer> begin_transfer(const RouteDriver& driver, const Call& call);
+std::unique_ptr<Transfer> begin_transfer(const RouteDriver& driver, const GatherCall& call);
 
 }  // namespace muster::gather

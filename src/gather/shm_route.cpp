@@ -37,12 +37,12 @@ bool is_eager() {
   return os::environment("MUSTER_EAGER") != "0";
 }
 
-void tell(const Call& call, int to, std::uint64_t segment, const char* phase) {
+void tell(const GatherCall& call, int to, std::uint64_t segment, const char* phase) {
   const Note note{call.number, segment};
   call.group->send(to, std::as_bytes(std::span(&note, 1)), call.wait(phase), group::Subject::exchange);
 }
 
-std::uint64_t hear(const Call& call, int from, const char* phase) {
+std::uint64_t hear(const GatherCall& call, int from, const char* phase) {
   Note note;
   const std::vector<std::byte> message = receive_of(call, from, most_passed_over, phase);
   if (message.size() != sizeof note)
@@ -56,19 +56,19 @@ namespace {
 class ShmRoute final : public RouteDriver {
  public:
   [[nodiscard]] Route route() const noexcept override { return Route::shm; }
-  [[nodiscard]] bool is_usable(const Call& call) const override {
+  [[nodiscard]] bool is_usable(const GatherCall& call) const override {
     return std::ranges::all_of(call.list, [&](int rank) { return call.group->region_of(rank) != nullptr; });
   }
-  [[nodiscard]] std::string obstacle(const Call& call) const override {
+  [[nodiscard]] std::string obstacle(const GatherCall& call) const override {
     if (call.group->region_of(call.group->rank()) == nullptr)
       return fmt::format("ranks of a {} group share no memory", in_quotes(call.group->kind()));
     const auto apart = std::ranges::find_if(call.list, [&](int rank) { return !call.group->shares_memory(rank); });
     const RankInfo& other = call.group->info(*apart);
     return fmt::format("shares no memory with rank {} (host {})", other.global_rank, other.host);
   }
-  [[nodiscard]] std::string reason(const Call&) const override { return "all ranks of the list share memory"; }
-  std::unique_ptr<Transfer> begin(const Call& call) const override {
-    if (call.operation == Operation::merge) return make_shm_merge(call);
+  [[nodiscard]] std::string reason(const GatherCall&) const override { return "all ranks of the list share memory"; }
+  std::unique_ptr<Transfer> begin(const GatherCall& call) const override {
+    if (call.operation == GatherKind::merge) return make_shm_merge(call);
     if (call.is_first()) return std::make_unique<ShmReceiving>(call);
     return std::make_unique<ShmSending>(call);
   }
@@ -96,13 +96,13 @@ std::unique_ptr<RouteDriver> make_shm_route() {
   return std::make_unique<ShmRoute>();
 }
 
-using core::Place;
+using core::TensorLocation;
 
-void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report) {
+void ShmReceiving::move(std::span<const ExchangeRecord> records, ExchangeReport& report) {
   std::optional<Error> failure;
   for (std::size_t position = 1; position < call_.list.size(); ++position) {
     const int sender = call_.list[position];
-    const Record& record = records[static_cast<std::size_t>(sender)];
+    const ExchangeRecord& record = records[static_cast<std::size_t>(sender)];
     if (!record.has_value) continue;
     std::optional<Error> trouble = attempt(*call_.group, [&] {
       const std::vector<std::byte> message = take(sender, record);
@@ -115,7 +115,7 @@ void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report)
   for (const auto& [segment, bytes] : in_use_) segment->populate_known(bytes);
 }
 
-std::vector<std::byte> ShmReceiving::take(int sender, const Record& record) {
+std::vector<std::byte> ShmReceiving::take(int sender, const ExchangeRecord& record) {
   constexpr std::uint64_t most_before_body = sizeof(MessageHeader) + 65536 * sizeof(ArenaEntry);
   if (record.complete) return written_message(sender, record);
   return receive_of(call_, sender, record.descriptor_bytes + most_before_body, "gather: receiving");
@@ -123,7 +123,7 @@ std::vector<std::byte> ShmReceiving::take(int sender, const Record& record) {
 
 /// Returns the message behind the bytes of a slot. It is copied before it is validated, because the sender could change
 /// it.
-std::vector<std::byte> ShmReceiving::written_message(int sender, const Record& record) {
+std::vector<std::byte> ShmReceiving::written_message(int sender, const ExchangeRecord& record) {
   const auto slot = segment(sender, record.segment);
   const std::uint64_t begin = message_place(record.moving_bytes);
   const std::uint64_t room = slot->capacity() - std::min(begin, slot->capacity());
@@ -139,7 +139,7 @@ std::shared_ptr<shm::RemoteSegment> ShmReceiving::segment(int sender, std::uint6
   return state_->remotes.at(*call_.group, sender, place, access);
 }
 
-void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<const std::byte> message,
+void ShmReceiving::unpack(std::size_t position, const ExchangeRecord& record, std::span<const std::byte> message,
                           ExchangeReport& report) {
   const int sender = call_.list[position];
   MessageHeader header;
@@ -168,8 +168,8 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
   if (XXH3_64bits(body.data(), body.size()) != record.descriptor_hash)
     throw Error(ErrorKind::corrupt, "malformed message of a rank: the descriptor differs from the announced one");
   std::vector<std::vector<std::span<const std::byte>>> leased(arenas.size());
-  entries_[position] =
-      core::decode_descriptor(body, [&](DType dtype, const Shape& shape, std::uint64_t bytes, Place place) -> Tensor {
+  entries_[position] = core::decode_descriptor(
+      body, [&](DType dtype, const Shape& shape, std::uint64_t bytes, TensorLocation place) -> Tensor {
         const std::byte* base = nullptr;
         std::uint64_t room = 0;
         std::shared_ptr<const void> owner;
@@ -202,11 +202,11 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
 
 namespace {
 
-using core::Place;
+using core::TensorLocation;
 using detail::ArenaCore;
 constexpr const char* copying = "gather: copying";
 
-class LeaseObligation final : public Obligation {
+class LeaseObligation final : public OutstandingLease {
  public:
   /// `keeper` keeps the segment alive.
   LeaseObligation(std::shared_ptr<const void> keeper, shm::OwnedSegment& segment, shm::LeaseId lease,
@@ -215,7 +215,7 @@ class LeaseObligation final : public Obligation {
   [[nodiscard]] bool is_given_back() const noexcept override { return segment_.has_ended(lease_); }
   void withdraw() noexcept override { segment_.withdraw(lease_); }
   bool wait(os::Clock::time_point deadline) const override {
-    if (os::comes_soon([&] { return is_given_back(); }, os::turns_on_core(2))) return true;
+    if (os::spin_then_yield([&] { return is_given_back(); }, os::spin_iterations(2))) return true;
     for (;;) {
       if (is_given_back() || holder_->is_dead()) return true;
       const auto left = deadline - os::Clock::now();
@@ -235,13 +235,13 @@ class LeaseObligation final : public Obligation {
 
 ShmSending::~ShmSending() {
   if (committed_) return;
-  for (const Lent& lent : lent_) lent.arena->segment().withdraw(lent.lease);
+  for (const LentArena& lent : lent_) lent.arena->segment().withdraw(lent.lease);
   if (!slot_) return;
   slot_->withdraw();
   state_->pool.discard(call_.first(), slot_);
 }
 
-void ShmSending::offer(Record& record) {
+void ShmSending::offer(ExchangeRecord& record) {
   if (call_.value == nullptr) return;
   auto body = core::encode_descriptor(*call_.value, [&](const Tensor& tensor) { return place(tensor); });
   record.descriptor_bytes = body.size();
@@ -249,7 +249,7 @@ void ShmSending::offer(Record& record) {
   os::damage_descriptor(body);
   message_ = message(body);
   // The root may be unable to map a new arena. A closing round then reports the failure to all ranks.
-  record.closes = std::ranges::any_of(lent_, &Lent::is_new);
+  record.closes = std::ranges::any_of(lent_, &LentArena::is_new);
   record.moving_bytes = layout_.size();
   record.payload_bytes = moving_payload_ + arena_payload_;
   if (layout_.size() == 0) return;
@@ -280,7 +280,7 @@ void ShmSending::offer(Record& record) {
   record.limit = room.limit;
 }
 
-void ShmSending::move(std::span<const Record>, ExchangeReport& report) {
+void ShmSending::move(std::span<const ExchangeRecord>, ExchangeReport& report) {
   report.arena_bytes = arena_payload_;
   if (is_written_ || call_.value == nullptr) return;
   if (layout_.size() != 0) {
@@ -329,27 +329,27 @@ void ShmSending::commit() noexcept {
   committed_ = true;
   if (slot_) slot_->set_known();
   if (lent_.empty()) return;
-  for (const Lent& lent : lent_) state_->arenas_sent[{call_.first(), lent.arena->segment().place()}] = lent.arena;
+  for (const LentArena& lent : lent_) state_->arenas_sent[{call_.first(), lent.arena->segment().place()}] = lent.arena;
   std::erase_if(state_->arenas_sent, [](const auto& sent) { return sent.second.expired(); });
 }
 
-std::vector<std::unique_ptr<Obligation>> ShmSending::obligations() {
-  std::vector<std::unique_ptr<Obligation>> all;
+std::vector<std::unique_ptr<OutstandingLease>> ShmSending::obligations() {
+  std::vector<std::unique_ptr<OutstandingLease>> all;
   const auto holder = call_.group->liveness(call_.first());
   if (slot_) all.push_back(std::make_unique<LeaseObligation>(slot_, slot_->segment(), slot_lease_, holder));
-  for (const Lent& lent : lent_)
+  for (const LentArena& lent : lent_)
     all.push_back(std::make_unique<LeaseObligation>(lent.arena, lent.arena->segment(), lent.lease, holder));
   return all;
 }
 
-std::optional<Place> ShmSending::place(const Tensor& tensor) {
+std::optional<TensorLocation> ShmSending::place(const Tensor& tensor) {
   const std::uint64_t bytes = tensor.nbytes();
   if (tensor.view().is_contiguous() && bytes != 0 && tensor.device().is_host()) {
     if (const auto found = ArenaCore::find(tensor.data(), bytes)) {
       arena_payload_ += bytes;
       const std::uint32_t number = lend(found->arena);
       if (call_.options->debug.detect_writes) lent_[number - 1].watched.push_back(tensor.bytes());
-      return Place{number, found->offset};
+      return TensorLocation{number, found->offset};
     }
   }
   moving_payload_ += bytes;
@@ -373,7 +373,7 @@ std::vector<std::byte> ShmSending::message(std::span<const std::byte> body) cons
                               .arenas = static_cast<std::uint32_t>(lent_.size()),
                               .checks_leases = call_.options->debug.detect_writes ? std::uint16_t{1} : std::uint16_t{0},
                               .is_well = 1});
-  for (const Lent& lent : lent_)
+  for (const LentArena& lent : lent_)
     append(bytes, ArenaEntry{lent.arena->segment().place(), lent.lease, shm::hash_parts(lent.watched)});
   bytes.insert(bytes.end(), body.begin(), body.end());
   return bytes;

@@ -70,40 +70,40 @@ struct ArenaEntry {
 };
 
 /// Sends the place of a segment of this rank to another rank. 0: failure, and the next round reports the reason.
-void tell(const Call& call, int to, std::uint64_t segment, const char* phase);
+void tell(const GatherCall& call, int to, std::uint64_t segment, const char* phase);
 /// Returns the next place that a rank sends in this exchange.
-std::uint64_t hear(const Call& call, int from, const char* phase);
+std::uint64_t hear(const GatherCall& call, int from, const char* phase);
 
 /// Returns the merge over shared memory (merge_shm.cpp).
-std::unique_ptr<Transfer> make_shm_merge(const Call& call);
+std::unique_ptr<Transfer> make_shm_merge(const GatherCall& call);
 
 /// A sender's side, created before round 1. If it is destroyed without commit(), its leases are withdrawn.
 class ShmSending final : public Transfer {
  public:
-  explicit ShmSending(const Call& call) : call_(call), state_(shm_state_of(*call.group)) {}
+  explicit ShmSending(const GatherCall& call) : call_(call), state_(shm_state_of(*call.group)) {}
   ~ShmSending() override;
   ShmSending& operator=(ShmSending&&) = delete;
-  void offer(Record& record) override;
-  void move(std::span<const Record> records, ExchangeReport& report) override;
+  void offer(ExchangeRecord& record) override;
+  void move(std::span<const ExchangeRecord> records, ExchangeReport& report) override;
   void commit() noexcept override;
-  std::vector<std::unique_ptr<Obligation>> obligations() override;
+  std::vector<std::unique_ptr<OutstandingLease>> obligations() override;
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return state_->pool.bytes(); }
 
  private:
-  struct Lent {
+  struct LentArena {
     std::shared_ptr<detail::ArenaCore> arena;
     shm::LeaseId lease;
     std::vector<std::span<const std::byte>> watched;
     bool is_new = false;  // the root has not mapped it yet
   };
-  std::optional<core::Place> place(const Tensor& tensor);
+  std::optional<core::TensorLocation> place(const Tensor& tensor);
   std::uint32_t lend(const std::shared_ptr<detail::ArenaCore>& arena);
   [[nodiscard]] std::vector<std::byte> message(std::span<const std::byte> body) const;
   void lend_slot();
   void send(std::span<const std::byte> message) const;
   void write();
 
-  const Call& call_;
+  const GatherCall& call_;
   std::shared_ptr<ShmState> state_;
   std::vector<std::byte> message_;
   core::SlotLayout layout_;
@@ -111,7 +111,7 @@ class ShmSending final : public Transfer {
   std::vector<std::pair<std::uint64_t, const Tensor*>> moving_;
   std::uint64_t moving_payload_ = 0;
   std::uint64_t arena_payload_ = 0;
-  std::vector<Lent> lent_;
+  std::vector<LentArena> lent_;
   shm::SlotPlan plan_;
   std::shared_ptr<shm::Slot> slot_;
   shm::LeaseId slot_lease_;
@@ -123,11 +123,12 @@ class ShmSending final : public Transfer {
 /// The root's side.
 class ShmReceiving final : public Transfer {
  public:
-  explicit ShmReceiving(const Call& call) : call_(call), state_(shm_state_of(*call.group)), entries_(call.list.size()) {
+  explicit ShmReceiving(const GatherCall& call)
+      : call_(call), state_(shm_state_of(*call.group)), entries_(call.list.size()) {
     state_->remotes.forget_retired();
   }
-  void offer(Record&) override {}
-  void move(std::span<const Record> records, ExchangeReport& report) override;
+  void offer(ExchangeRecord&) override {}
+  void move(std::span<const ExchangeRecord> records, ExchangeReport& report) override;
   void commit() noexcept override {
     for (const auto& [segment, bytes] : in_use_) segment->note_written(bytes);
   }
@@ -135,13 +136,14 @@ class ShmReceiving final : public Transfer {
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return state_->pool.bytes(); }
 
  private:
-  [[nodiscard]] std::vector<std::byte> take(int sender, const Record& record);
-  [[nodiscard]] std::vector<std::byte> written_message(int sender, const Record& record);
+  [[nodiscard]] std::vector<std::byte> take(int sender, const ExchangeRecord& record);
+  [[nodiscard]] std::vector<std::byte> written_message(int sender, const ExchangeRecord& record);
   std::shared_ptr<shm::RemoteSegment> segment(int sender, std::uint64_t place,
                                               os::Access access = os::Access::read_only);
-  void unpack(std::size_t position, const Record& record, std::span<const std::byte> message, ExchangeReport& report);
+  void unpack(std::size_t position, const ExchangeRecord& record, std::span<const std::byte> message,
+              ExchangeReport& report);
 
-  const Call& call_;
+  const GatherCall& call_;
   std::shared_ptr<ShmState> state_;
   std::vector<std::optional<Config>> entries_;
   std::vector<std::pair<std::shared_ptr<shm::RemoteSegment>, std::uint64_t>> in_use_;

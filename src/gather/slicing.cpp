@@ -98,13 +98,13 @@ Config LayerParts::make(std::uint32_t part, std::vector<TensorSlice>* slices) co
   std::size_t next = 0;
   return map_leaves(layer_, [&](const Config& leaf) -> Config {
     if (!leaf.is_tensor()) return part == 0 ? leaf : Config();
-    const Leaf& at = leaves_[next++];
+    const TreeLeaf& at = leaves_[next++];
     const TensorView& view = at.tensor->view();
     if (part < at.part && part == 0 && slices != nullptr)
       slices->push_back({0, at.path, {view.dtype(), view.shape()}, 0, 0});
     if (at.pieces.empty()) return at.part == part ? leaf : Config();
     if (part < at.part || part - at.part >= at.pieces.size()) return {};
-    const Piece& piece = at.pieces[part - at.part];
+    const SlicedPiece& piece = at.pieces[part - at.part];
     if (slices != nullptr) slices->push_back({0, at.path, {view.dtype(), view.shape()}, piece.first, piece.elements});
     if (!is_cut_by_rows(view, part_bytes_)) return flat_run(*at.tensor, piece.first, piece.elements);
     const std::int64_t row = row_elements(view);
@@ -114,7 +114,7 @@ Config LayerParts::make(std::uint32_t part, std::vector<TensorSlice>* slices) co
 
 void LayerParts::place(const Tensor& tensor, const std::string& path) {
   const std::uint64_t bytes = tensor.nbytes();
-  Leaf leaf{&tensor, part_, path, {}};
+  TreeLeaf leaf{&tensor, part_, path, {}};
   if (bytes != 0 && moves_(tensor.view())) {
     if (bytes > part_bytes_) {
       cut(leaf);
@@ -127,7 +127,7 @@ void LayerParts::place(const Tensor& tensor, const std::string& path) {
   leaves_.push_back(std::move(leaf));
 }
 
-void LayerParts::cut(Leaf& leaf) {
+void LayerParts::cut(TreeLeaf& leaf) {
   const TensorView& view = leaf.tensor->view();
   const bool by_rows = is_cut_by_rows(view, part_bytes_);
   const std::int64_t step = by_rows ? row_elements(view) * rows_at_once(view) : 1;

@@ -35,28 +35,28 @@ class LayerParts {
   [[nodiscard]] Config make(std::uint32_t part, std::vector<TensorSlice>* slices) const;
 
  private:
-  struct Piece {
+  struct SlicedPiece {
     std::uint32_t part = 0;
     std::int64_t first = 0;
     std::int64_t elements = 0;
   };
   /// A tensor, in the order of the tree.
-  struct Leaf {
+  struct TreeLeaf {
     const Tensor* tensor = nullptr;
     std::uint32_t part = 0;
     std::string path;
-    std::vector<Piece> pieces;  // pieces of a cut tensor: one per part, from `part` on
+    std::vector<SlicedPiece> pieces;  // pieces of a cut tensor: one per part, from `part` on
   };
 
   void place(const Tensor& tensor, const std::string& path);
-  void cut(Leaf& leaf);
+  void cut(TreeLeaf& leaf);
   void next_part();
   [[nodiscard]] std::uint64_t room() const;
 
   const Config& layer_;
   std::uint64_t part_bytes_;
   Moves moves_;
-  std::vector<Leaf> leaves_;
+  std::vector<TreeLeaf> leaves_;
   core::SlotLayout layout_;  // layout of the current part
   std::uint32_t part_ = 0;
   std::uint32_t count_ = 1;

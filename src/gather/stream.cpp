@@ -52,7 +52,7 @@ class StreamRun {
       : ranks_(ranks), group_(group::inside(group)), options_(options), state_(stream_state_of(group)) {
     call_.source = &source;
     call_.consume = &consume;
-    call_.entry.operation = Operation::stream;
+    call_.entry.operation = GatherKind::stream;
     call_.entry.group = &group::inside(group);
     call_.entry.number = group_.call_number();
     call_.entry.options = &call_.part_options;
@@ -68,7 +68,7 @@ class StreamRun {
 
   StreamReport operator()() {
     const Clock::time_point begin = Clock::now();
-    trace::Span span(trace::Kind::stream, to_string(Operation::stream), group_.operations().next());
+    trace::Span span(trace::SpanKind::stream, to_string(GatherKind::stream), group_.operations().next());
     call_.span = &span;
     open();
     set_up();
@@ -92,11 +92,11 @@ class StreamRun {
 
  private:
   void open() {
-    const trace::Span span(trace::Kind::phase, "opening");
+    const trace::Span span(trace::SpanKind::phase, "opening");
     const std::optional<Error> failure = attempt(group_, [&] { prepare(); });
     if (failure) {
-      record_ = Record{};
-      record_.operation = Operation::stream;
+      record_ = ExchangeRecord{};
+      record_.operation = GatherKind::stream;
       record_.status = status_of(failure->kind());
     }
     const auto words = [&](Problem::Reason reason) {
@@ -125,7 +125,7 @@ class StreamRun {
   }
 
   void prepare() {
-    record_.operation = Operation::stream;
+    record_.operation = GatherKind::stream;
     if (!enter_list(ranks_, call_.part_options, call_.entry, record_)) return;
     if (!*call_.source) throw Error(ErrorKind::invalid_argument, "a member of the list must pass a source");
     if (call_.entry.is_first() && !*call_.consume)
@@ -177,7 +177,7 @@ class StreamRun {
   /// Runs steps 3 to 6. Returns this rank's own failure; throws if the group has failed.
   std::optional<Error> stream() {
     if (!call_.entry.is_member()) return std::nullopt;
-    const trace::Span span(trace::Kind::phase, "parts");
+    const trace::Span span(trace::SpanKind::phase, "parts");
     std::optional<Error> own;
     try {
       own = attempt(*call_.companion, [&] {
@@ -219,7 +219,7 @@ class StreamRun {
   }
 
   void close(const std::optional<Error>& own) {
-    const trace::Span span(trace::Kind::phase, "closing");
+    const trace::Span span(trace::SpanKind::phase, "closing");
     ++report_.rounds;
     try {
       closing_round(call_.entry, own, "gather_each: closing", "gather_each: failing");
@@ -234,10 +234,10 @@ class StreamRun {
   const StreamOptions& options_;
   std::shared_ptr<StreamState> state_;
   StreamCall call_;
-  Record record_;
-  std::vector<Record> records_;
+  ExchangeRecord record_;
+  std::vector<ExchangeRecord> records_;
   std::unique_ptr<Preflight> preflight_;
-  Call part_call_;  // used by the next two members
+  GatherCall part_call_;  // used by the next two members
   std::unique_ptr<PartSender> part_sender_;
   std::unique_ptr<PartReceiver> part_receiver_;
   std::optional<StreamSending> sending_;
@@ -254,9 +254,9 @@ std::uint64_t trim_streams(Group& group) {
   return bytes;
 }
 
-Call StreamCall::part_call(std::uint64_t layer, std::uint32_t part, const Config* value) const {
-  Call call = entry;
-  call.operation = Operation::configs;
+GatherCall StreamCall::part_call(std::uint64_t layer, std::uint32_t part, const Config* value) const {
+  GatherCall call = entry;
+  call.operation = GatherKind::configs;
   call.value = value;
   call.group = companion;
   call.number = (layer << 32) + part;
@@ -287,7 +287,7 @@ std::optional<Config> StreamCall::staged(const Config& part) const {
   return there;
 }
 
-std::unique_ptr<SlotFiller> StreamCall::filler_of(const Call& call) const {
+std::unique_ptr<SlotFiller> StreamCall::filler_of(const GatherCall& call) const {
   if (call.value == nullptr || residency_of(*call.value) != Residency::device) return nullptr;
   if (part_sender != nullptr || driver->route() == Route::workspace || !companion->shares_memory(call.first()))
     return nullptr;
@@ -337,7 +337,7 @@ namespace muster {
 
 StreamReport gather_each(const LayerSource& source, const RankList& ranks, Group& group, const LayerConsumer& consume,
                          const StreamOptions& options) {
-  return gather::collectively(group, gather::Operation::stream, [&] {
+  return gather::collectively(group, gather::GatherKind::stream, [&] {
     StreamReport report = gather::StreamRun(source, ranks.in(group), group, consume, options)();
     if (log_enabled(LogLevel::debug))
       log(LogLevel::debug,

@@ -42,7 +42,7 @@ namespace muster::gather {
 struct StreamCall {
   const LayerSource* source = nullptr;
   const LayerConsumer* consume = nullptr;
-  Call entry;  // list, position and the group of the call
+  GatherCall entry;  // list, position and the group of the call
   group::BaseGroup* companion = nullptr;
   std::vector<std::shared_ptr<const group::PeerLiveness>> others;  // all other ranks of the group
   const RouteDriver* driver = nullptr;
@@ -58,7 +58,7 @@ struct StreamCall {
     return {.timeout = part_options.timeout, .stop = part_options.stop, .phase = phase};
   }
   /// Returns the call of one part's transfer; `value` is null on the root.
-  [[nodiscard]] Call part_call(std::uint64_t layer, std::uint32_t part, const Config* value) const;
+  [[nodiscard]] GatherCall part_call(std::uint64_t layer, std::uint32_t part, const Config* value) const;
   /// Runs a source or a consumer. Reports progress before and after it. An exception becomes a CallbackFailure with
   /// `what` in front of its message.
   void call_back(const std::string& what, const std::function<void()>& run) const;
@@ -68,7 +68,7 @@ struct StreamCall {
   [[nodiscard]] std::optional<Config> staged(const Config& part) const;
   /// Returns the filler that copies the part's tensors from devices into the part's slot. Null if the tensors are on
   /// the host, do not use a slot, or are of different kinds.
-  [[nodiscard]] std::unique_ptr<SlotFiller> filler_of(const Call& call) const;
+  [[nodiscard]] std::unique_ptr<SlotFiller> filler_of(const GatherCall& call) const;
   /// Returns how much host memory staging uses.
   [[nodiscard]] std::uint64_t staged_bytes() const;
   /// Throws if the stream has failed, is cancelled, or a rank is dead. For steps that did not have to wait.
@@ -85,7 +85,7 @@ struct PartHeader {
   std::uint64_t layer = 0;
   std::uint32_t part = 0;
   std::uint32_t parts = 0;
-  Record record;
+  ExchangeRecord record;
 };
 
 /// A sender's side.
@@ -106,10 +106,10 @@ class StreamSending {
   void wait_for_credit();
 
   const StreamCall& call_;
-  std::deque<std::vector<std::unique_ptr<Obligation>>> under_way_;  // parts that the root may hold
+  std::deque<std::vector<std::unique_ptr<OutstandingLease>>> under_way_;  // parts that the root may hold
   // The part that is being sent. After a failure it is kept until all ranks know of the failure, because the root may
   // be receiving it.
-  Call part_call_;
+  GatherCall part_call_;
   std::unique_ptr<Transfer> transfer_;
 };
 
@@ -120,11 +120,11 @@ class StreamReceiving {
   void run();
 
  private:
-  struct Arrival {
+  struct ReceivedPart {
     PartHeader header;
     std::vector<TensorSlice> slices;
   };
-  Arrival take_header(std::size_t position, std::uint64_t layer, std::uint32_t part);
+  ReceivedPart take_header(std::size_t position, std::uint64_t layer, std::uint32_t part);
   void take_layer(std::uint64_t layer, std::optional<Config> own);
   void take_bytes(LayerPart& part);
   void take_from_part_receiver(LayerPart& part);
@@ -134,7 +134,7 @@ class StreamReceiving {
   void consume(LayerPart& part);
 
   const StreamCall& call_;
-  std::vector<Arrival> arrivals_;  // by position; the latest of each sender
+  std::vector<ReceivedPart> arrivals_;  // by position; the latest of each sender
 };
 
 /// Frees unused memory of a group's streams; returns the bytes.

@@ -36,9 +36,10 @@ std::vector<TensorSlice> slices_of(std::span<const std::byte> bytes, int rank) {
   std::vector<TensorSlice> slices;
   if (bytes.empty()) return slices;
   try {
-    const Config told = core::decode_descriptor(bytes, [](DType, const Shape&, std::uint64_t, core::Place) -> Tensor {
-      throw Error(ErrorKind::corrupt, "malformed message of a rank: slices must not have tensors");
-    });
+    const Config told =
+        core::decode_descriptor(bytes, [](DType, const Shape&, std::uint64_t, core::TensorLocation) -> Tensor {
+          throw Error(ErrorKind::corrupt, "malformed message of a rank: slices must not have tensors");
+        });
     for (const Config& slice : told.as_array()) slices.push_back(slice_of(slice, rank));
   } catch (const Error& error) {
     throw Error(ErrorKind::corrupt, fmt::format("slices of rank {}: {}", rank, error.what()));
@@ -92,7 +93,7 @@ void StreamReceiving::take_layer(std::uint64_t layer, std::optional<Config> own)
       // way.
       core::encode_descriptor(*own, [&](const Tensor& tensor) {
         own_bytes += tensor.nbytes();
-        return std::optional(core::Place{});
+        return std::optional(core::TensorLocation{});
       });
       own_parts.emplace(*own, call_.part_bytes,
                         [this](const TensorView& tensor) { return call_.driver->moves(tensor); });
@@ -108,7 +109,7 @@ void StreamReceiving::take_layer(std::uint64_t layer, std::optional<Config> own)
     if (number != 0) {
       call_.check();
       for (std::size_t position = 1; position < arrivals_.size(); ++position) {
-        Arrival& arrival = arrivals_[position];
+        ReceivedPart& arrival = arrivals_[position];
         if (number < arrival.header.parts)
           arrival = take_header(position, layer, number);
         else
@@ -134,12 +135,12 @@ void StreamReceiving::take_layer(std::uint64_t layer, std::optional<Config> own)
 }
 
 void StreamReceiving::take_bytes(LayerPart& part) {
-  const Call call = call_.part_call(part.layer, part.part, nullptr);
-  std::vector<Record> records(static_cast<std::size_t>(call.group->size()));
+  const GatherCall call = call_.part_call(part.layer, part.part, nullptr);
+  std::vector<ExchangeRecord> records(static_cast<std::size_t>(call.group->size()));
   bool any = false;
   for (std::size_t position = 1; position < arrivals_.size(); ++position) {
-    Arrival& arrival = arrivals_[position];
-    const Record& record = arrival.header.record;
+    ReceivedPart& arrival = arrivals_[position];
+    const ExchangeRecord& record = arrival.header.record;
     call_.report->bytes += record.payload_bytes;
     std::ranges::move(arrival.slices, std::back_inserter(part.slices));
     if (is_from_part_receiver(position)) continue;
@@ -153,7 +154,7 @@ void StreamReceiving::take_bytes(LayerPart& part) {
   const Clock::time_point begin = Clock::now();
   transfer->move(records, moved);
   for (std::size_t position = 1; position < arrivals_.size(); ++position) {
-    const Record& record = arrivals_[position].header.record;
+    const ExchangeRecord& record = arrivals_[position].header.record;
     if (!record.has_value || record.complete || is_from_part_receiver(position)) continue;
     const std::vector<std::byte> whole = receive(call.list[position], sizeof call.number);
     if (whole.size() != sizeof call.number || std::memcmp(whole.data(), &call.number, sizeof call.number) != 0)
@@ -183,7 +184,8 @@ void StreamReceiving::take_from_part_receiver(LayerPart& part) {
   call_.report->peak_slot_bytes = std::max(call_.report->peak_slot_bytes, call_.part_receiver->peak_bytes());
 }
 
-StreamReceiving::Arrival StreamReceiving::take_header(std::size_t position, std::uint64_t layer, std::uint32_t part) {
+StreamReceiving::ReceivedPart StreamReceiving::take_header(std::size_t position, std::uint64_t layer,
+                                                           std::uint32_t part) {
   const int sender = call_.entry.list[position];
   const Clock::time_point begin = Clock::now();
   const std::vector<std::byte> message =
@@ -191,7 +193,7 @@ StreamReceiving::Arrival StreamReceiving::take_header(std::size_t position, std:
                                       : receive(sender, most_header_bytes);
   call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
   const int number = call_.companion->info(sender).global_rank;
-  Arrival arrival;
+  ReceivedPart arrival;
   if (message.size() < sizeof arrival.header)
     throw Error(ErrorKind::corrupt,
                 fmt::format("malformed message: the header of a part from rank {} is too short", number));
@@ -297,7 +299,7 @@ void StreamSending::send_layer(std::uint64_t layer, const Config& config) {
 
 void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint32_t parts, const Config* value,
                               const std::vector<TensorSlice>& slices) {
-  Call& call = part_call_ = call_.part_call(layer, part, value);
+  GatherCall& call = part_call_ = call_.part_call(layer, part, value);
   const std::unique_ptr<SlotFiller> filler = call_.filler_of(call);
   call.filler = filler.get();
   std::optional<Config> staged;

@@ -41,14 +41,14 @@ std::shared_ptr<WorkspaceRouteState> workspace_state_of(Group& group) {
 }
 
 /// Returns the path that a call uses: the given path, or the workspace of a file group. Empty: no workspace.
-std::string workspace_path_of(const Call& call) {
+std::string workspace_path_of(const GatherCall& call) {
   if (!call.options->workspace.path.empty()) return call.options->workspace.path;
   return workspace::workspace_of(*call.group);
 }
 
 }  // namespace
 
-const workspace::WorkspaceDirectory& workspace_of(const Call& call, WorkspaceRouteState& state) {
+const workspace::WorkspaceDirectory& workspace_of(const GatherCall& call, WorkspaceRouteState& state) {
   const std::string path = workspace_path_of(call);
   const auto found = state.directories.find(path);
   if (found != state.directories.end()) return found->second;
@@ -62,7 +62,8 @@ namespace {
 /// Step 1: checks whether all ranks of a list see the same directory.
 class WorkspacePreflight final : public Preflight {
  public:
-  WorkspacePreflight(const Call& call, Record& record) : call_(call), state_(workspace_state_of(*call.group)) {
+  WorkspacePreflight(const GatherCall& call, ExchangeRecord& record)
+      : call_(call), state_(workspace_state_of(*call.group)) {
     path_ = workspace_path_of(call);
     const workspace::WorkspaceDirectory& directory = workspace_of(call, *state_);
     const bool is_known = std::ranges::all_of(call.list, [&](int rank) {
@@ -82,9 +83,9 @@ class WorkspacePreflight final : public Preflight {
     std::from_chars(name.random.data(), name.random.data() + name.random.size(), record.segment, 16);
   }
 
-  void check(std::span<const Record> records) override {
+  void check(std::span<const ExchangeRecord> records) override {
     if (!call_.is_sender()) return;
-    const Record& first = records[static_cast<std::size_t>(call_.first())];
+    const ExchangeRecord& first = records[static_cast<std::size_t>(call_.first())];
     if (!first.needs_preflight) {
       if (!records[static_cast<std::size_t>(call_.group->rank())].needs_preflight) return;
       throw Error(ErrorKind::invalid_argument,
@@ -150,7 +151,7 @@ class WorkspacePreflight final : public Preflight {
     if (const auto failure = call_.group->error()) throw *failure;
   }
 
-  const Call& call_;
+  const GatherCall& call_;
   std::shared_ptr<WorkspaceRouteState> state_;
   std::string path_;
   PassingFile token_;
@@ -159,14 +160,14 @@ class WorkspacePreflight final : public Preflight {
 /// Configs and tensors through a workspace.
 class WorkspaceTransfer final : public Transfer {
  public:
-  explicit WorkspaceTransfer(const Call& call) : call_(call), state_(workspace_state_of(*call.group)) {
+  explicit WorkspaceTransfer(const GatherCall& call) : call_(call), state_(workspace_state_of(*call.group)) {
     if (call.value != nullptr && call.is_member()) own_.emplace(call, *state_);
   }
 
-  void offer(Record& record) override {
+  void offer(ExchangeRecord& record) override {
     if (own_) own_->offer(record);
   }
-  void move(std::span<const Record> records, ExchangeReport&) override {
+  void move(std::span<const ExchangeRecord> records, ExchangeReport&) override {
     const bool writes = own_ && (call_.is_sender() || call_.options->workspace.keep_files);
     if (writes && call_.is_sender()) own_->send();
     if (!call_.is_first()) return;
@@ -180,14 +181,14 @@ class WorkspaceTransfer final : public Transfer {
     if (entries_.empty()) entries_.resize(call_.list.size());
     return std::move(entries_);
   }
-  std::vector<std::unique_ptr<Obligation>> obligations() override {
-    std::vector<std::unique_ptr<Obligation>> all;
+  std::vector<std::unique_ptr<OutstandingLease>> obligations() override {
+    std::vector<std::unique_ptr<OutstandingLease>> all;
     if (own_ && call_.is_part && call_.is_sender()) all.push_back(own_->obligation());
     return all;
   }
 
  private:
-  const Call& call_;
+  const GatherCall& call_;
   std::shared_ptr<WorkspaceRouteState> state_;
   std::optional<SentFile> own_;
   std::vector<std::optional<Config>> entries_;
@@ -198,16 +199,16 @@ class WorkspaceTransfer final : public Transfer {
 /// nothing.
 class WorkspaceMerge final : public Transfer {
  public:
-  explicit WorkspaceMerge(const Call& call)
+  explicit WorkspaceMerge(const GatherCall& call)
       : call_(call), state_(workspace_state_of(*call.group)), own_(call, *state_) {}
 
-  void offer(Record& record) override {
+  void offer(ExchangeRecord& record) override {
     own_.offer(record);
     offer_merge(*call_.merge, call_.value->as_tensor().view(), record);
     record.moving_bytes = record.payload_bytes;
     record.closes = true;
   }
-  void move(std::span<const Record> records, ExchangeReport&) override {
+  void move(std::span<const ExchangeRecord> records, ExchangeReport&) override {
     if (call_.is_sender()) own_.send();
     if (!call_.is_first()) return;
     const std::vector<std::optional<Config>> others = receive_files(call_, *state_, records);
@@ -224,7 +225,7 @@ class WorkspaceMerge final : public Transfer {
   std::vector<std::optional<Config>> deliver() override { return {Config(std::move(result_))}; }
 
  private:
-  const Call& call_;
+  const GatherCall& call_;
   std::shared_ptr<WorkspaceRouteState> state_;
   SentFile own_;
   Tensor result_;
@@ -233,20 +234,20 @@ class WorkspaceMerge final : public Transfer {
 class WorkspaceRoute final : public RouteDriver {
  public:
   [[nodiscard]] Route route() const noexcept override { return Route::workspace; }
-  [[nodiscard]] bool is_usable(const Call& call) const override { return !workspace_path_of(call).empty(); }
-  [[nodiscard]] std::string obstacle(const Call&) const override {
+  [[nodiscard]] bool is_usable(const GatherCall& call) const override { return !workspace_path_of(call).empty(); }
+  [[nodiscard]] std::string obstacle(const GatherCall&) const override {
     return "workspace.path is not set (a directory that all ranks see)";
   }
-  [[nodiscard]] std::string reason(const Call& call) const override {
+  [[nodiscard]] std::string reason(const GatherCall& call) const override {
     return fmt::format("the ranks share only the workspace {}", in_quotes(workspace_path_of(call)));
   }
   [[nodiscard]] bool moves(const TensorView&) const override { return true; }
-  std::unique_ptr<Preflight> preflight(const Call& call, Record& record) const override {
+  std::unique_ptr<Preflight> preflight(const GatherCall& call, ExchangeRecord& record) const override {
     if (!moves_elements(call)) return nullptr;
     return std::make_unique<WorkspacePreflight>(call, record);
   }
-  std::unique_ptr<Transfer> begin(const Call& call) const override {
-    if (call.operation == Operation::merge) return std::make_unique<WorkspaceMerge>(call);
+  std::unique_ptr<Transfer> begin(const GatherCall& call) const override {
+    if (call.operation == GatherKind::merge) return std::make_unique<WorkspaceMerge>(call);
     return std::make_unique<WorkspaceTransfer>(call);
   }
   std::uint64_t settle(Group& group, Keep) const override {
@@ -273,7 +274,7 @@ struct FileMessageHeader {
 constexpr std::uint64_t longest_name = 255;
 
 /// A part of a stream that the root has to delete.
-class FileObligation final : public Obligation {
+class FileObligation final : public OutstandingLease {
  public:
   FileObligation(std::string path, bool is_network)
       : path_(std::move(path)), is_network_(is_network), pauses_(is_network) {}
@@ -310,7 +311,7 @@ class FileObligation final : public Obligation {
 
 }  // namespace
 
-void SentFile::offer(Record& record) {
+void SentFile::offer(ExchangeRecord& record) {
   value_ = split(*call_.value);
   std::uint64_t bytes = 0;
   for (const auto& [name, tensor] : value_.weights) bytes += tensor.nbytes();
@@ -383,7 +384,7 @@ void SentFile::commit() noexcept {
     file_ = PassingFile();
 }
 
-std::unique_ptr<Obligation> SentFile::obligation() {
+std::unique_ptr<OutstandingLease> SentFile::obligation() {
   const workspace::WorkspaceDirectory& directory = workspace_of(call_, state_);
   auto obligation = std::make_unique<FileObligation>(file_.path(), directory.is_network);
   state_.under_way.push_back(std::move(file_));
@@ -397,7 +398,7 @@ std::unique_ptr<Obligation> SentFile::obligation() {
 
 namespace {
 
-std::string take_name(const Call& call, int sender) {
+std::string take_name(const GatherCall& call, int sender) {
   FileMessageHeader header;
   const std::vector<std::byte> message = receive_of(call, sender, sizeof header + longest_name, "gather: reading");
   if (message.size() < sizeof header) throw Error(ErrorKind::corrupt, "malformed message of a rank: too short");
@@ -406,7 +407,7 @@ std::string take_name(const Call& call, int sender) {
   return {reinterpret_cast<const char*>(message.data()) + sizeof header, message.size() - sizeof header};
 }
 
-Config read_file(const Call& call, WorkspaceRouteState& state, int sender, const std::string& name) {
+Config read_file(const GatherCall& call, WorkspaceRouteState& state, int sender, const std::string& name) {
   const auto parsed = workspace::parse_name(name);
   const std::string job = workspace::job_text(call.group->nonce());
   if (!parsed || parsed->job != job || parsed->rank != sender ||
@@ -442,8 +443,8 @@ Config read_file(const Call& call, WorkspaceRouteState& state, int sender, const
 
 }  // namespace
 
-std::vector<std::optional<Config>> receive_files(const Call& call, WorkspaceRouteState& state,
-                                                 std::span<const Record> records) {
+std::vector<std::optional<Config>> receive_files(const GatherCall& call, WorkspaceRouteState& state,
+                                                 std::span<const ExchangeRecord> records) {
   std::vector<std::optional<Config>> values(call.list.size());
   std::optional<Error> trouble;
   for (std::size_t position = 1; position < values.size(); ++position) {

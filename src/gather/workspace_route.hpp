@@ -63,28 +63,28 @@ struct WorkspaceRouteState {
 
 /// Returns the workspace that a call uses. The first use prepares it and deletes files that dead processes of this host
 /// left there. Throws as prepare_workspace.
-const workspace::WorkspaceDirectory& workspace_of(const Call& call, WorkspaceRouteState& state);
+const workspace::WorkspaceDirectory& workspace_of(const GatherCall& call, WorkspaceRouteState& state);
 
 // Steps 2 to 4: the file operations that all kinds of transfers share.
 
 /// A member's own value as a file.
 class SentFile {
  public:
-  SentFile(const Call& call, WorkspaceRouteState& state) : call_(call), state_(state) {}
+  SentFile(const GatherCall& call, WorkspaceRouteState& state) : call_(call), state_(state) {}
   /// Before round 1: determines what must be written. Throws Error(invalid_argument) on an invalid tree.
-  void offer(Record& record);
+  void offer(ExchangeRecord& record);
   /// Writes the file and, unless this rank is the root, sends its name to the root. Throws Error(out_of_space | io |
   /// unsupported).
   void send();
   /// Called when the file has been read: deletes it unless files are kept.
   void commit() noexcept;
   /// For a part of a stream, after commit(): returns the obligation that ends when the root deletes the file.
-  [[nodiscard]] std::unique_ptr<Obligation> obligation();
+  [[nodiscard]] std::unique_ptr<OutstandingLease> obligation();
 
  private:
   void write(const std::string& path);
 
-  const Call& call_;
+  const GatherCall& call_;
   WorkspaceRouteState& state_;
   State value_;
   PassingFile file_;
@@ -92,7 +92,7 @@ class SentFile {
 
 /// On the root: returns the values of all members that have one, by position; the root's own entry stays empty.
 /// Receives all messages, and then throws the first failure.
-std::vector<std::optional<Config>> receive_files(const Call& call, WorkspaceRouteState& state,
-                                                 std::span<const Record> records);
+std::vector<std::optional<Config>> receive_files(const GatherCall& call, WorkspaceRouteState& state,
+                                                 std::span<const ExchangeRecord> records);
 
 }  // namespace muster::gather

@@ -51,7 +51,7 @@ thread_local bool is_of_a_lane = false;
 
 }  // namespace
 
-class Lane::Tasks {
+class AsyncExecutor::Tasks {
  public:
   explicit Tasks(Group& its_group)
       : group(&its_group), own(its_group.duplicate({.phase = "asynchronous calls: setting up"})) {}
@@ -84,9 +84,9 @@ class Lane::Tasks {
   bool is_ending = false;
 };
 
-Lane::Lane(Group& group) : tasks_(std::make_shared<Tasks>(group)) {}
+AsyncExecutor::AsyncExecutor(Group& group) : tasks_(std::make_shared<Tasks>(group)) {}
 
-Lane::~Lane() {
+AsyncExecutor::~AsyncExecutor() {
   if (thread_.is_of_other_process()) {
     // In a forked child: another thread of the parent may have been changing this data during the fork.
     if (auto* const kept = new (std::nothrow) std::shared_ptr<Tasks>) kept->swap(tasks_);
@@ -102,19 +102,19 @@ Lane::~Lane() {
   if (is_own_thread) thread_.detach();
 }
 
-bool Lane::is_this_thread() noexcept {
+bool AsyncExecutor::is_this_thread() noexcept {
   return is_of_a_lane;
 }
 
-const std::shared_ptr<Group>& Lane::own() const noexcept {
+const std::shared_ptr<Group>& AsyncExecutor::own() const noexcept {
   return tasks_->own;
 }
 
-void Lane::keep(std::shared_ptr<void> used) {
+void AsyncExecutor::keep(std::shared_ptr<void> used) {
   tasks_->kept = std::move(used);
 }
 
-void Lane::add(std::function<void()> task) {
+void AsyncExecutor::add(std::function<void()> task) {
   or_fail(*own(), [&] {
     const std::lock_guard lock(tasks_->mutex);
     if (!thread_.is_started()) thread_ = os::Thread("asynchronous calls", [tasks = tasks_] { tasks->run(); });
@@ -123,17 +123,17 @@ void Lane::add(std::function<void()> task) {
   });
 }
 
-void Lane::pass_on_failure(Tasks& tasks) noexcept {
+void AsyncExecutor::pass_on_failure(Tasks& tasks) noexcept {
   if (tasks.group == nullptr) return;
   if (const auto cause = tasks.own->error()) tasks.group->abort(*cause);
 }
 
-void Lane::wait_idle() {
+void AsyncExecutor::wait_idle() {
   std::unique_lock lock(tasks_->mutex);
   tasks_->changed.wait(lock, [&] { return tasks_->waiting.empty(); });
 }
 
-void Lane::if_idle(const std::function<void(Group&)>& call) {
+void AsyncExecutor::if_idle(const std::function<void(Group&)>& call) {
   if (own()->error()) return;
   const std::lock_guard lock(tasks_->mutex);
   if (tasks_->waiting.empty()) call(*own());

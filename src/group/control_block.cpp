@@ -73,7 +73,7 @@ std::optional<Error> get(const FailureCell& cell) {
 
 }  // namespace
 
-void Bell::ring() noexcept {
+void WakeWord::ring() noexcept {
   word.fetch_add(1, std::memory_order_seq_cst);
   if (waiting.load(std::memory_order_seq_cst) != 0) os::futex_wake_all(word);
 }
@@ -85,7 +85,7 @@ Ring::Ring(const os::Fd& memory, std::uint64_t at, std::uint64_t bytes, std::byt
       mapping_(mapped != nullptr ? os::Mapping() : os::Mapping(memory, os::Access::read_write, at, bytes)),
       begin_(mapped != nullptr ? mapped : mapping_.data()),
       reserved_(reserves ? 0 : bytes) {
-  reserve_until(sizeof(Head));
+  reserve_until(sizeof(RingHead));
 }
 
 void Ring::reserve_until(std::uint64_t end) {
@@ -99,7 +99,7 @@ template <class Copy>
 void Ring::around(std::uint64_t position, std::uint64_t bytes, const Copy& copy) const {
   const std::uint64_t begin = (position - head().origin.load(std::memory_order_relaxed)) % capacity();
   const std::uint64_t first = std::min(bytes, capacity() - begin);
-  std::byte* const data = begin_ + sizeof(Head);
+  std::byte* const data = begin_ + sizeof(RingHead);
   copy(data + begin, std::uint64_t{0}, first);
   if (first < bytes) copy(data, first, bytes - first);
 }
@@ -115,7 +115,7 @@ std::uint64_t Ring::write(std::span<const std::byte> bytes) {
   if (there == 0) head().origin.store(written, std::memory_order_relaxed);
   const std::uint64_t piece = std::min<std::uint64_t>(capacity() - there, bytes.size());
   const std::uint64_t begin = (written - head().origin.load(std::memory_order_relaxed)) % capacity();
-  reserve_until(sizeof(Head) + std::min(begin + piece, capacity()));
+  reserve_until(sizeof(RingHead) + std::min(begin + piece, capacity()));
   around(written, piece, [&](std::byte* at, std::uint64_t from, std::uint64_t length) {
     std::memcpy(at, bytes.data() + from, length);
   });

@@ -25,7 +25,7 @@ namespace muster::group {
 inline constexpr std::size_t phase_words = 6;
 
 /// A futex on which a rank sleeps.
-struct Bell {
+struct WakeWord {
   std::atomic<std::uint32_t> word;
   std::atomic<std::uint32_t> waiting;  // number of sleeping threads
   void ring() noexcept;
@@ -38,7 +38,7 @@ struct alignas(64) RankCell {
   std::atomic<std::uint32_t> waits_for;  // 1 + the rank that this one waits for in a companion group; 0: none
   std::array<std::atomic<std::uint64_t>, phase_words> phase;  // text: the operation that the rank is in
   std::array<std::atomic<std::uint32_t>, 2> record_length;    // lengths of the records of even and odd rounds
-  alignas(64) Bell bell;  // rings when a rank has sent to this one, or has read data that this one sent
+  alignas(64) WakeWord bell;  // rings when a rank has sent to this one, or has read data that this one sent
 };
 
 /// The first failure. One rank claims the cell, writes the error, and then publishes it.
@@ -76,13 +76,13 @@ class Ring {
   [[nodiscard]] std::uint64_t room() const noexcept { return capacity() - filled(); }
 
  private:
-  struct Head {
+  struct RingHead {
     alignas(64) std::atomic<std::uint64_t> written;
     std::atomic<std::uint64_t> origin;  // the stream position of the ring's first byte
     alignas(64) std::atomic<std::uint64_t> read;
   };
-  [[nodiscard]] Head& head() const noexcept { return *reinterpret_cast<Head*>(begin_); }
-  [[nodiscard]] std::uint64_t capacity() const noexcept { return bytes_ - sizeof(Head); }
+  [[nodiscard]] RingHead& head() const noexcept { return *reinterpret_cast<RingHead*>(begin_); }
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return bytes_ - sizeof(RingHead); }
   /// Calls copy(address in the ring, offset in `bytes`, length): once, or twice if the range wraps around the end of
   /// the ring.
   template <class Copy>

@@ -150,14 +150,14 @@ void BaseGroup::let_go() noexcept {
 }
 
 void BaseGroup::begin_progress() {
-  if (size() > 1) Progress::add(*this);
+  if (size() > 1) RankProgress::add(*this);
 }
 
 void BaseGroup::end_progress() noexcept {
   if (!is_owner_process()) return;
   std::exchange(extensions_, {}).clear();
   if (size() == 1) return;
-  Progress::remove(*this);
+  RankProgress::remove(*this);
   mail_.abandon();
 }
 
@@ -175,7 +175,7 @@ std::optional<Error> BaseGroup::error() const {
   return is_owner_process() ? do_failure() : forked();
 }
 
-Use::Use(Group& group) : group_(inside(group)) {
+GroupLock::GroupLock(Group& group) : group_(inside(group)) {
   if (!group_.is_owner_process()) throw group_.forked();
   if (!group_.hold(BaseGroup::Hold::Kind::use))
     throw Error(ErrorKind::invalid_argument,
@@ -187,26 +187,26 @@ Use::Use(Group& group) : group_(inside(group)) {
   }
 }
 
-Use::~Use() {
+GroupLock::~GroupLock() {
   group_.let_go();
 }
 
 void BaseGroup::barrier(const WaitOptions& options) {
-  const Use use(*this);
+  const GroupLock use(*this);
   throw_if_stopped(*this, options);
-  const trace::Span span(trace::Span::Outermost{}, trace::Kind::collective, "barrier", operations_);
+  const trace::Span span(trace::Span::Outermost{}, trace::SpanKind::collective, "barrier", operations_);
   unless_out_of_memory(*this, [&] { do_barrier(options); });
 }
 
 void BaseGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
-  const Use use(*this);
+  const GroupLock use(*this);
   if (mine.size() > max_record)
     throw Error(ErrorKind::invalid_argument,
                 fmt::format("all_gather: the record has {} bytes, at most {} are allowed", mine.size(), max_record));
   if (all.size() != mine.size() * ranks_.size())
     throw Error(ErrorKind::invalid_argument, "all_gather: the result must have room for one record per rank");
   throw_if_stopped(*this, options);
-  trace::Span span(trace::Span::Outermost{}, trace::Kind::collective, "all_gather", operations_);
+  trace::Span span(trace::Span::Outermost{}, trace::SpanKind::collective, "all_gather", operations_);
   span.add_bytes(mine.size());
   unless_out_of_memory(*this, [&] { do_all_gather(mine, all, options); });
 }
@@ -220,10 +220,10 @@ void BaseGroup::send(int to, std::span<const std::byte> message, const WaitOptio
 }
 
 void BaseGroup::send(int to, std::span<const std::byte> message, const WaitOptions& options, Subject subject) {
-  const Use use(*this);
+  const GroupLock use(*this);
   (void)info(to);
   if (to == rank_) throw Error(ErrorKind::invalid_argument, "send: a rank cannot send a message to itself");
-  trace::Span span(trace::Span::Outermost{}, trace::Kind::message, "send", some_operation(), info(to).global_rank);
+  trace::Span span(trace::Span::Outermost{}, trace::SpanKind::message, "send", some_operation(), info(to).global_rank);
   span.add_bytes(message.size());
   unless_out_of_memory(*this, [&] {
     const auto sent = mail_.send({.to = to, .tag = static_cast<std::int64_t>(subject), .body = message});
@@ -236,10 +236,11 @@ std::vector<std::byte> BaseGroup::receive(int from, std::uint64_t most, const Wa
 }
 
 std::vector<std::byte> BaseGroup::receive(int from, std::uint64_t most, const WaitOptions& options, Subject subject) {
-  const Use use(*this);
+  const GroupLock use(*this);
   (void)info(from);
   if (from == rank_) throw Error(ErrorKind::invalid_argument, "receive: a rank cannot receive a message from itself");
-  trace::Span span(trace::Span::Outermost{}, trace::Kind::message, "receive", some_operation(), info(from).global_rank);
+  trace::Span span(trace::Span::Outermost{}, trace::SpanKind::message, "receive", some_operation(),
+                   info(from).global_rank);
   std::vector<std::byte> message;
   const auto place = [&](const Envelope& envelope) {
     // A message of an impossible length is not received.
@@ -302,20 +303,20 @@ void BaseGroup::agree(const std::optional<Error>& trouble, const WaitOptions& op
 }
 
 void BaseGroup::refuse(const Error& failure, const WaitOptions& options) {
-  const Use use(*this);
+  const GroupLock use(*this);
   agree(failure, options);
   throw Error(failure);
 }
 
-BaseGroup::Part BaseGroup::part_of(std::span<const int> ranks, const WaitOptions& options) {
-  struct Card {
+BaseGroup::SplitPart BaseGroup::part_of(std::span<const int> ranks, const WaitOptions& options) {
+  struct ListRecord {
     std::uint64_t hash = 0;
     std::int32_t length = 0;  // 0: this rank is in no list
     std::int32_t position = -1;
   };
-  Part part;
-  Card mine;
-  std::vector<Card> cards;
+  SplitPart part;
+  ListRecord mine;
+  std::vector<ListRecord> cards;
   together(options, [&] {
     cards.resize(ranks_.size());
     const auto self = std::ranges::find(ranks, rank_);
@@ -331,9 +332,9 @@ BaseGroup::Part BaseGroup::part_of(std::span<const int> ranks, const WaitOptions
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
   // Each rank reports the list that it is in. A list of n ranks must be reported by n ranks.
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {
-    const Card& card = cards[rank];
+    const ListRecord& card = cards[rank];
     if (card.length == 0) continue;
-    const auto said = std::ranges::count(cards, card.hash, &Card::hash);
+    const auto said = std::ranges::count(cards, card.hash, &ListRecord::hash);
     if (said != card.length)
       throw Error(ErrorKind::rank_mismatch,
                   fmt::format("split: rank {} passed a list of {} ranks, and {} of them passed the same list. Pass the "
@@ -345,17 +346,17 @@ BaseGroup::Part BaseGroup::part_of(std::span<const int> ranks, const WaitOptions
 }
 
 std::shared_ptr<Group> BaseGroup::duplicate(const WaitOptions& options) {
-  const Use use(*this);
+  const GroupLock use(*this);
   return unless_out_of_memory(*this, [&] { return make_part({all_, rank_}, Tie::none, options); });
 }
 
 std::shared_ptr<BaseGroup> BaseGroup::companion(const WaitOptions& options) {
-  const Use use(*this);
+  const GroupLock use(*this);
   return unless_out_of_memory(*this, [&] { return make_part({all_, rank_}, Tie::companion, options); });
 }
 
 std::shared_ptr<Group> BaseGroup::split(const RankList& ranks, const WaitOptions& options) {
-  const Use use(*this);
+  const GroupLock use(*this);
   return unless_out_of_memory(*this, [&] { return make_part(part_of(ranks.in(*this), options), Tie::none, options); });
 }
 
@@ -413,7 +414,7 @@ class SingleGroup final : public group::BaseGroup {
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int>, const WaitOptions& options) override {
     const auto begin = os::Clock::now();
-    group::Progress progress;
+    group::RankProgress progress;
     while (!done()) {
       if (const auto cause = error()) throw *cause;
       check(options);
@@ -425,7 +426,7 @@ class SingleGroup final : public group::BaseGroup {
       throw cause;
     }
   }
-  std::shared_ptr<group::BaseGroup> make_part(const Part& part, Tie, const WaitOptions&) override {
+  std::shared_ptr<group::BaseGroup> make_part(const SplitPart& part, Tie, const WaitOptions&) override {
     // A companion needs no link to this group: no other rank could see its progress, and only its own calls fail it.
     return part.members.empty() ? nullptr : std::make_shared<SingleGroup>(timeout());
   }

@@ -57,7 +57,7 @@ class BaseGroup : public Group {
   /// Operations for trace spans: operations() counts those that all ranks take part in, and some_operation() is for
   /// those of some ranks.
   [[nodiscard]] trace::Operations& operations() noexcept { return operations_; }
-  [[nodiscard]] trace::Operation some_operation() const noexcept { return {operations_.group, 0}; }
+  [[nodiscard]] trace::OperationId some_operation() const noexcept { return {operations_.group, 0}; }
   /// Returns the messages of this group. Only the thread that holds the group may call its functions.
   [[nodiscard]] Mail& mail() noexcept { return mail_; }
   /// Returns all ranks: 0, 1, ...
@@ -202,21 +202,21 @@ class BaseGroup : public Group {
                                    const WaitOptions& options) = 0;
   enum class Tie : std::uint8_t { none, companion };
   /// Some ranks of this group that form a new group. Several parts may be formed in one call.
-  struct Part {
+  struct SplitPart {
     std::span<const int> members;  ///< in the order of the new group; empty on a rank that is in no part
     int position = -1;             ///< position of this rank in `members`; -1: in no part
   };
   /// Collective over this group. Returns null on a rank that is in no part.
-  virtual std::shared_ptr<BaseGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) = 0;
+  virtual std::shared_ptr<BaseGroup> make_part(const SplitPart& part, Tie tie, const WaitOptions& options) = 0;
 
  private:
-  friend class Use;
+  friend class GroupLock;
   bool hold(Hold::Kind kind) noexcept;
   void let_go() noexcept;
   /// Returns the error that calls in a forked child throw.
   [[nodiscard]] Error forked() const;
   std::shared_ptr<void> extension(const void* key, const std::function<std::shared_ptr<void>()>& make);
-  Part part_of(std::span<const int> ranks, const WaitOptions& options);
+  SplitPart part_of(std::span<const int> ranks, const WaitOptions& options);
   int rank_;
   std::vector<RankInfo> ranks_;
   std::shared_ptr<const Peers> peers_;
@@ -245,11 +245,11 @@ inline const BaseGroup& inside(const Group& group) noexcept {
 
 /// Holds the group for one thread during an operation of several calls. Nests within the thread. Throws as described at
 /// Group.
-class Use {
+class GroupLock {
  public:
-  explicit Use(Group& group);
-  ~Use();
-  Use& operator=(Use&&) = delete;
+  explicit GroupLock(Group& group);
+  ~GroupLock();
+  GroupLock& operator=(GroupLock&&) = delete;
 
  private:
   BaseGroup& group_;

@@ -32,7 +32,7 @@ std::shared_ptr<Peers> peers_of(const Peers& all, std::span<const int> members) 
 }  // namespace
 
 auto LocalGroup::in_phase(const WaitOptions& options) {
-  return InPhase([this](const char* words) { control_->set_phase(rank(), words); }, options.phase);
+  return PhaseScope([this](const char* words) { control_->set_phase(rank(), words); }, options.phase);
 }
 
 LocalGroup::LocalGroup(Membership membership, std::chrono::milliseconds timeout)
@@ -78,7 +78,7 @@ template <class Done, class Needed, class Awaited, class Sleep>
 void LocalGroup::wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited,
                       const Sleep& sleep) {
   Watchdog watchdog(*control_, parent_.get(), *peers_, rank(), options, timeout_of(options, *this));
-  Progress progress;
+  RankProgress progress;
   while (!done()) {
     const std::chrono::nanoseconds longest = while_waiting_ ? while_waiting_() : Watchdog::slice;
     watchdog.check(std::ref(done), std::ref(needed), std::ref(awaited));
@@ -89,7 +89,7 @@ void LocalGroup::wait(const WaitOptions& options, const Done& done, const Needed
 template <class Done, class Needed, class Awaited>
 void LocalGroup::wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting,
                          const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited) {
-  if (os::comes_soon(done, turns_)) return;
+  if (os::spin_then_yield(done, turns_)) return;
   std::uint32_t seen = 0;
   const auto is_done = [&] {
     seen = word.load(std::memory_order_seq_cst);
@@ -156,7 +156,7 @@ Ring* LocalGroup::incoming(int from) {
 template <class Done>
 void LocalGroup::await(std::span<const int> on, const WaitOptions& options, const Done& done) {
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
-  Bell& bell = control_->cell(rank()).bell;
+  WakeWord& bell = control_->cell(rank()).bell;
   if (!done()) wait_on(bell.word, bell.waiting, options, done, is_awaited, is_awaited);
 }
 
@@ -205,16 +205,16 @@ void LocalGroup::do_wait_until(const std::function<bool()>& done,
                                const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                                const WaitOptions& options) {
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
-  if (!os::comes_soon(done, turns_)) wait(options, done, is_awaited, is_awaited, sleep);
+  if (!os::spin_then_yield(done, turns_)) wait(options, done, is_awaited, is_awaited, sleep);
 }
 
-std::shared_ptr<BaseGroup> LocalGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
-  struct Card {
+std::shared_ptr<BaseGroup> LocalGroup::make_part(const SplitPart& part, Tie tie, const WaitOptions& options) {
+  struct BlockRecord {
     Nonce nonce;
     std::uint64_t place;  // place of the new control block
   };
-  Card mine{};  // only the first member's card is used
-  std::vector<Card> cards;
+  BlockRecord mine{};  // only the first member's card is used
+  std::vector<BlockRecord> cards;
   Membership membership;
   // Frees the new control block if the group is not created.
   struct GiveBack {
@@ -235,7 +235,7 @@ std::shared_ptr<BaseGroup> LocalGroup::make_part(const Part& part, Tie tie, cons
   std::shared_ptr<BaseGroup> copy;
   together(options, [&] {
     if (part.members.empty()) return;
-    const Card& first = cards[static_cast<std::size_t>(part.members.front())];
+    const BlockRecord& first = cards[static_cast<std::size_t>(part.members.front())];
     if (part.position != 0)
       membership.control = ControlBlock::open(*peers_->structure, first.place, static_cast<int>(part.members.size()));
     membership.nonce = first.nonce;

@@ -83,7 +83,7 @@ class LocalGroup final : public BaseGroup {
   bool do_try_receive(int from, const PacketPlace& place) override;
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
-  std::shared_ptr<BaseGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
+  std::shared_ptr<BaseGroup> make_part(const SplitPart& part, Tie tie, const WaitOptions& options) override;
 
  private:
   [[nodiscard]] auto in_phase(const WaitOptions& options);
@@ -92,7 +92,8 @@ class LocalGroup final : public BaseGroup {
   template <class Done, class Needed, class Awaited, class Sleep>
   void wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited,
             const Sleep& sleep);
-  /// Spins briefly (os::comes_soon), then sleeps on a futex word that changes when the result of `done` may change.
+  /// Spins briefly (os::spin_then_yield), then sleeps on a futex word that changes when the result of `done` may
+  /// change.
   template <class Done, class Needed, class Awaited>
   void wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting, const WaitOptions& options,
                const Done& done, const Needed& needed, const Awaited& awaited);
@@ -107,7 +108,7 @@ class LocalGroup final : public BaseGroup {
   std::shared_ptr<ControlBlock> control_;
   std::shared_ptr<ControlBlock> parent_;
   std::uint32_t round_ = 0;
-  int turns_ = os::turns_on_core(size());
+  int turns_ = os::spin_iterations(size());
   // Rings that have been used, by the other rank.
   std::map<int, Ring> outgoing_;
   std::map<int, Ring> incoming_;

@@ -23,7 +23,7 @@ bool waits_for_credit(std::int64_t tag) noexcept {
   return tag == static_cast<std::int64_t>(Subject::caller);
 }
 
-/// Returns the pool of credit (Mail::Lane) that counts this message.
+/// Returns the pool of credit (Mail::PeerQueue) that counts this message.
 std::size_t pool_of(std::int64_t tag) noexcept {
   return waits_for_credit(tag) ? 0 : 1;
 }
@@ -56,7 +56,7 @@ bool needs_credit(std::int64_t tag) noexcept {
 
 }  // namespace
 
-struct Mail::Head {
+struct Mail::MailHeader {
   enum class Kind : std::uint32_t { whole = 1, announcement, wanted, refused, piece, part, credit };
 
   Kind kind = Kind::whole;
@@ -100,18 +100,18 @@ void Mail::end(std::shared_ptr<Message> message) {
 Mail::Mail(BaseGroup& group) : group_(group), lanes_(static_cast<std::size_t>(group.size())) {}
 Mail::~Mail() = default;
 
-Mail::Lane& Mail::lane(int rank) {
-  std::shared_ptr<Lane>& lane = lanes_[static_cast<std::size_t>(rank)];
-  if (!lane) lane = std::make_shared<Lane>();
+Mail::PeerQueue& Mail::lane(int rank) {
+  std::shared_ptr<PeerQueue>& lane = lanes_[static_cast<std::size_t>(rank)];
+  if (!lane) lane = std::make_shared<PeerQueue>();
   return *lane;
 }
 
-std::shared_ptr<Mail::Outgoing> Mail::send(Sending message) {
+std::shared_ptr<Mail::OutgoingMail> Mail::send(Sending message) {
   (void)take_ended();
   is_used_ = is_used_ || !is_of_round(message.tag);
   message.id = next_id_++;
-  auto sending = std::make_shared<Outgoing>(std::move(message));
-  Lane& lane = this->lane(sending->to);
+  auto sending = std::make_shared<OutgoingMail>(std::move(message));
+  PeerQueue& lane = this->lane(sending->to);
   // Credit may have arrived in packets that this rank has not read yet.
   if (!has_credit(lane, *sending))
     while (take_packets()) continue;
@@ -122,10 +122,10 @@ std::shared_ptr<Mail::Outgoing> Mail::send(Sending message) {
   return sending;
 }
 
-std::shared_ptr<Mail::Incoming> Mail::receive(Receiving wanted) {
+std::shared_ptr<Mail::IncomingMail> Mail::receive(Receiving wanted) {
   (void)take_ended();
   is_used_ = is_used_ || !is_of_round(wanted.tag);
-  auto receive = std::make_shared<Incoming>(std::move(wanted));
+  auto receive = std::make_shared<IncomingMail>(std::move(wanted));
   const Key key{receive->from, receive->tag};
   const auto number = unexpected_.oldest({&key, 1});
   if (!number) {
@@ -168,7 +168,7 @@ bool Mail::step() {
   for (int rank = 0; rank < group_.size(); ++rank) has_moved = push(rank) || has_moved;
   if (has_moved) {
     tell_pending();
-    Progress::moved();
+    RankProgress::moved();
   }
   return has_moved;
 }
@@ -201,7 +201,7 @@ void Mail::wait(const std::function<bool()>& done, int rank, const WaitOptions& 
 void Mail::abandon() noexcept {
   is_abandoned_ = true;
   try {
-    for (std::shared_ptr<Lane>& lane : lanes_)
+    for (std::shared_ptr<PeerQueue>& lane : lanes_)
       if (lane) ended_.push_back(std::move(lane));
     for (auto& [number, receive] : receives_.entries) ended_.push_back(std::move(receive));
   } catch (const std::bad_alloc&) {
@@ -217,20 +217,20 @@ void Mail::abandon() noexcept {
 void Mail::tell_pending() noexcept {
   const bool is_pending = under_way_ != 0 && !is_waited_for_;
   if (is_pending_.exchange(is_pending, std::memory_order_relaxed) == is_pending) return;
-  Progress::add_pending(is_pending ? 1 : -1);
+  RankProgress::add_pending(is_pending ? 1 : -1);
 }
 
-bool Mail::post(int to, const Head& head, std::span<const std::byte> packet) {
-  static_assert(sizeof(Head) == sizeof(PacketHead));
+bool Mail::post(int to, const MailHeader& head, std::span<const std::byte> packet) {
+  static_assert(sizeof(MailHeader) == sizeof(PacketHead));
   PacketHead begin;
   std::memcpy(begin.data(), &head, sizeof head);
   return group_.try_send(to, begin, packet);
 }
 
 bool Mail::see_off(int to) {
-  Lane& lane = this->lane(to);
+  PeerQueue& lane = this->lane(to);
   if (lane.leaving.empty() || !group_.packets_have_left(to)) return false;
-  for (std::shared_ptr<Outgoing>& each : std::exchange(lane.leaving, {})) end(std::move(each));
+  for (std::shared_ptr<OutgoingMail>& each : std::exchange(lane.leaving, {})) end(std::move(each));
   return true;
 }
 
@@ -244,28 +244,29 @@ std::uint64_t Mail::eager() const noexcept {
   return std::max<std::uint64_t>(promised, group_.longest_packet());
 }
 
-bool Mail::has_credit(const Lane& lane, const Outgoing& message) const noexcept {
+bool Mail::has_credit(const PeerQueue& lane, const OutgoingMail& message) const noexcept {
   return cost_of(message.label.size() + message.body.size()) <=
          eager() - std::min(eager(), lane.lent[pool_of(message.tag)]);
 }
 
-Mail::Posted Mail::post_next(int to, Outgoing& message) {
-  Lane& lane = this->lane(to);
+Mail::Posted Mail::post_next(int to, OutgoingMail& message) {
+  PeerQueue& lane = this->lane(to);
   const std::size_t packet_bytes = group_.longest_packet();
   const std::size_t all = message.label.size() + message.body.size();
-  Head head{Head::Kind::whole, static_cast<std::uint32_t>(message.label.size()), message.tag, 0, message.body.size()};
+  MailHeader head{MailHeader::Kind::whole, static_cast<std::uint32_t>(message.label.size()), message.tag, 0,
+                  message.body.size()};
   const bool is_eager = needs_credit(message.tag) ? has_credit(lane, message) : all <= packet_bytes;
   // A message whose first packet was sent eagerly is completed eagerly.
   if (message.sent == 0 && !is_eager) {
     if (waits_for_credit(message.tag) && cost_of(all) <= eager()) return Posted::nothing;
-    head.kind = Head::Kind::announcement;
+    head.kind = MailHeader::Kind::announcement;
   }
-  if (head.kind == Head::Kind::announcement) {
+  if (head.kind == MailHeader::Kind::announcement) {
     head.id = message.id;
     return post(to, head, message.label) ? Posted::announcement : Posted::nothing;
   }
   const std::size_t left = all - message.sent;
-  if (left > packet_bytes) head.kind = Head::Kind::part;
+  if (left > packet_bytes) head.kind = MailHeader::Kind::part;
   const std::size_t bytes = std::min(left, packet_bytes);
   std::vector<std::byte> both;
   std::span<const std::byte> packet;
@@ -281,11 +282,11 @@ Mail::Posted Mail::post_next(int to, Outgoing& message) {
   if (!post(to, head, packet)) return Posted::nothing;
   if (message.sent == 0 && needs_credit(message.tag)) lane.lent[pool_of(message.tag)] += cost_of(all);
   message.sent += bytes;
-  return head.kind == Head::Kind::part ? Posted::part : Posted::whole;
+  return head.kind == MailHeader::Kind::part ? Posted::part : Posted::whole;
 }
 
 bool Mail::post_all(int to) {
-  Lane& lane = this->lane(to);
+  PeerQueue& lane = this->lane(to);
   bool has_moved = false;
   const auto moved = [&has_moved](bool is_sent) {
     has_moved = has_moved || is_sent;
@@ -298,7 +299,7 @@ bool Mail::post_all(int to) {
   }
   bool is_waiting = false;  // a message waits for credit; only later messages of its kind wait behind it
   for (auto at = lane.queue.begin(); at != lane.queue.end();) {
-    const std::shared_ptr<Outgoing> next = *at;
+    const std::shared_ptr<OutgoingMail> next = *at;
     if (is_waiting && waits_for_credit(next->tag)) {
       ++at;
       continue;
@@ -320,10 +321,10 @@ bool Mail::post_all(int to) {
     }
   }
   while (!lane.wanted.empty()) {
-    Outgoing& next = *lane.wanted.front();
+    OutgoingMail& next = *lane.wanted.front();
     const auto left = next.body.subspan(next.sent);
     const auto piece = left.first(std::min(left.size(), group_.longest_piece(to)));
-    if (!moved(post(to, {.kind = Head::Kind::piece, .id = next.id, .bytes = next.sent}, piece))) return has_moved;
+    if (!moved(post(to, {.kind = MailHeader::Kind::piece, .id = next.id, .bytes = next.sent}, piece))) return has_moved;
     next.sent += piece.size();
     if (next.sent != next.body.size()) continue;
     if (next.keeper) ended_.push_back(std::move(next.keeper));
@@ -335,16 +336,16 @@ bool Mail::post_all(int to) {
 }
 
 bool Mail::take(int from) {
-  Head head;
+  MailHeader head;
   std::vector<std::byte> packet;
-  std::shared_ptr<Incoming> receive;
+  std::shared_ptr<IncomingMail> receive;
   std::uint64_t bytes = 0;
   const auto place = [&](const PacketHead& begin, std::size_t length) -> std::span<std::byte> {
     std::memcpy(&head, begin.data(), sizeof head);
     bytes = length;
-    Lane& lane = this->lane(from);
+    PeerQueue& lane = this->lane(from);
     switch (head.kind) {
-      case Head::Kind::piece: {
+      case MailHeader::Kind::piece: {
         const auto found = lane.coming.find(head.id);
         if (found == lane.coming.end()) fail(from, "a chunk that this rank has not requested");
         receive = found->second;
@@ -352,53 +353,54 @@ bool Mail::take(int from) {
           fail(from, "more bytes than it has announced");
         return receive->room.subspan(head.bytes, length);
       }
-      case Head::Kind::part:
-      case Head::Kind::whole: {
+      case MailHeader::Kind::part:
+      case MailHeader::Kind::whole: {
         const std::size_t before = lane.parts.size();
-        if (head.kind == Head::Kind::part && before + length > eager()) fail(from, "more bytes than it has credit for");
-        if (head.kind == Head::Kind::whole &&
+        if (head.kind == MailHeader::Kind::part && before + length > eager())
+          fail(from, "more bytes than it has credit for");
+        if (head.kind == MailHeader::Kind::whole &&
             (before + length < head.label_bytes || before + length - head.label_bytes != head.bytes))
           fail(from, "a message of another length than it announces");
         // A message of one packet without a label is received directly into the memory of its receive.
-        if (head.kind == Head::Kind::whole && before == 0 && head.label_bytes == 0 &&
+        if (head.kind == MailHeader::Kind::whole && before == 0 && head.label_bytes == 0 &&
             (receive = take_receive(from, head.tag)) != nullptr && open(*receive, {from, head.tag, {}, head.bytes}))
           return receive->room;
         lane.parts.resize(before + length);
         return std::span(lane.parts).subspan(before);
       }
-      case Head::Kind::announcement:
+      case MailHeader::Kind::announcement:
         if (length != head.label_bytes) fail(from, "a truncated announcement");
         packet.resize(length);
         return packet;
-      case Head::Kind::wanted:
-      case Head::Kind::refused:
-      case Head::Kind::credit:
+      case MailHeader::Kind::wanted:
+      case MailHeader::Kind::refused:
+      case MailHeader::Kind::credit:
         if (length != 0) fail(from, "a packet of another length than its kind has");
         return {};
     }
     fail(from, "a packet of an unknown kind");
   };
   if (!group_.try_receive(from, place)) return false;
-  Lane& lane = this->lane(from);
+  PeerQueue& lane = this->lane(from);
   switch (head.kind) {
-    case Head::Kind::part:
+    case MailHeader::Kind::part:
       break;
-    case Head::Kind::piece:
+    case MailHeader::Kind::piece:
       receive->received += bytes;
       if (receive->received == receive->room.size()) {
         lane.coming.erase(head.id);
         end(std::move(receive));
       }
       break;
-    case Head::Kind::credit:
+    case MailHeader::Kind::credit:
       if (head.bytes > lane.lent[pool_of(head.tag)]) fail(from, "more credit than this rank has used");
       lane.lent[pool_of(head.tag)] -= head.bytes;
       break;
-    case Head::Kind::wanted:
-    case Head::Kind::refused: {
+    case MailHeader::Kind::wanted:
+    case MailHeader::Kind::refused: {
       const auto found = lane.announced.find(head.id);
       if (found == lane.announced.end()) fail(from, "an answer to a message that this rank has not announced");
-      if (head.kind == Head::Kind::wanted) {
+      if (head.kind == MailHeader::Kind::wanted) {
         lane.wanted.push_back(std::move(found->second));
       } else {
         found->second->is_given = true;
@@ -407,7 +409,7 @@ bool Mail::take(int from) {
       lane.announced.erase(found);
       break;
     }
-    case Head::Kind::announcement: {
+    case MailHeader::Kind::announcement: {
       Envelope envelope{from, head.tag, std::move(packet), head.bytes};
       if ((receive = take_receive(from, head.tag)) != nullptr)
         answer(receive, std::move(envelope), head.id);
@@ -415,7 +417,7 @@ bool Mail::take(int from) {
         unexpected_.add(Patterns(from, head.tag).all(), {std::move(envelope), {}, head.id});
       break;
     }
-    case Head::Kind::whole: {
+    case MailHeader::Kind::whole: {
       const std::vector<std::byte> all = std::exchange(lane.parts, {});
       if (receive != nullptr) {
         // The receive already has its bytes, or has failed.
@@ -437,16 +439,16 @@ bool Mail::take(int from) {
   return true;
 }
 
-std::shared_ptr<Mail::Incoming> Mail::take_receive(int from, std::int64_t tag) {
+std::shared_ptr<Mail::IncomingMail> Mail::take_receive(int from, std::int64_t tag) {
   const Patterns patterns(from, tag);
   const auto number = receives_.oldest(patterns.all());
   if (!number) return nullptr;
-  const Incoming& receive = *receives_.entries.at(*number);
+  const IncomingMail& receive = *receives_.entries.at(*number);
   const Key key{receive.from, receive.tag};
   return receives_.take(*number, {&key, 1});
 }
 
-bool Mail::open(Incoming& receive, Envelope envelope) {
+bool Mail::open(IncomingMail& receive, Envelope envelope) {
   receive.envelope = std::move(envelope);
   try {
     receive.room = receive.place(receive.envelope);
@@ -460,17 +462,17 @@ bool Mail::open(Incoming& receive, Envelope envelope) {
   }
 }
 
-void Mail::deliver(const std::shared_ptr<Incoming>& receive, Envelope envelope, std::span<const std::byte> body) {
+void Mail::deliver(const std::shared_ptr<IncomingMail>& receive, Envelope envelope, std::span<const std::byte> body) {
   if (open(*receive, std::move(envelope))) std::ranges::copy(body, receive->room.begin());
   end(receive);
 }
 
-void Mail::answer(const std::shared_ptr<Incoming>& receive, Envelope envelope, std::uint64_t id) {
+void Mail::answer(const std::shared_ptr<IncomingMail>& receive, Envelope envelope, std::uint64_t id) {
   const int from = envelope.from;
-  Lane& lane = this->lane(from);
+  PeerQueue& lane = this->lane(from);
   const bool wants = open(*receive, std::move(envelope));
   if (wants) lane.coming.emplace(id, receive);
-  lane.answers.push_back({.kind = wants ? Head::Kind::wanted : Head::Kind::refused, .id = id});
+  lane.answers.push_back({.kind = wants ? MailHeader::Kind::wanted : MailHeader::Kind::refused, .id = id});
   ++under_way_;
   if (!wants) end(receive);
   (void)push(from);
@@ -478,11 +480,11 @@ void Mail::answer(const std::shared_ptr<Incoming>& receive, Envelope envelope, s
 
 void Mail::give_credit(const Envelope& envelope) {
   if (!needs_credit(envelope.tag)) return;
-  Lane& lane = this->lane(envelope.from);
+  PeerQueue& lane = this->lane(envelope.from);
   std::uint64_t& owed = lane.owed[pool_of(envelope.tag)];
   owed += cost_of(envelope.label.size() + envelope.bytes);
   if (owed < eager() / 4 && !waits_for_credit(envelope.tag)) return;
-  lane.answers.push_back({.kind = Head::Kind::credit, .tag = envelope.tag, .bytes = std::exchange(owed, 0)});
+  lane.answers.push_back({.kind = MailHeader::Kind::credit, .tag = envelope.tag, .bytes = std::exchange(owed, 0)});
   ++under_way_;
   (void)push(envelope.from);
 }

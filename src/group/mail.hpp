@@ -58,7 +58,7 @@ class Mail {
   /// Wildcards of a receive. They have the values of muster::any_rank and muster::any_tag.
   static constexpr int any_rank = std::numeric_limits<int>::min();
   static constexpr std::int64_t any_tag = std::numeric_limits<int>::min();
-  /// A rank keeps at most this many bytes of unreceived messages per sender and pool (Lane::lent), or the group's
+  /// A rank keeps at most this many bytes of unreceived messages per sender and pool (PeerQueue::lent), or the group's
   /// longest packet if that is more. Each message counts as at least `least_cost` bytes. Messages of collectives and
   /// rounds do not count.
   static constexpr std::uint64_t promised = 256 << 10;
@@ -74,8 +74,8 @@ class Mail {
     std::uint64_t sent = 0;
   };
   /// A message that this rank is sending.
-  struct Outgoing : Sending {
-    explicit Outgoing(Sending message) : Sending(std::move(message)) {}
+  struct OutgoingMail : Sending {
+    explicit OutgoingMail(Sending message) : Sending(std::move(message)) {}
     std::atomic<bool> is_given{false};  // the caller may reuse the body
     std::atomic<bool> is_done{false};   // the message arrives even if this rank no longer calls Muster
   };
@@ -86,8 +86,8 @@ class Mail {
     std::int64_t tag = 0;  // or any_tag
     Place place = {};
   };
-  struct Incoming : Receiving {
-    explicit Incoming(Receiving wanted) : Receiving(std::move(wanted)) {}
+  struct IncomingMail : Receiving {
+    explicit IncomingMail(Receiving wanted) : Receiving(std::move(wanted)) {}
     std::atomic<bool> is_done{false};
     Envelope envelope = {};
     std::optional<Error> error = {};
@@ -102,8 +102,8 @@ class Mail {
   // Called by the thread that holds the group (BaseGroup::Hold):
 
   /// Begins to send a message, whose label must fit into one packet. Throws as BaseGroup::try_send does.
-  std::shared_ptr<Outgoing> send(Sending message);
-  std::shared_ptr<Incoming> receive(Receiving wanted);
+  std::shared_ptr<OutgoingMail> send(Sending message);
+  std::shared_ptr<IncomingMail> receive(Receiving wanted);
   /// Returns the oldest message that such a receive would match, or null if none has arrived.
   [[nodiscard]] const Envelope* find(int from, std::int64_t tag) const;
   /// Sends and receives everything that is possible now. Returns false if nothing was possible.
@@ -126,7 +126,7 @@ class Mail {
   [[nodiscard]] std::vector<std::shared_ptr<const void>> take_ended() noexcept { return std::exchange(ended_, {}); }
 
  private:
-  struct Head;
+  struct MailHeader;
   struct Unexpected {
     Envelope envelope;
     std::vector<std::byte> body;  // body of a message that arrived completely
@@ -147,14 +147,14 @@ class Mail {
     Entry take(std::uint64_t number, std::span<const Key> keys);
   };
   /// The messages between this rank and one other rank.
-  struct Lane {
-    std::deque<std::shared_ptr<Outgoing>> queue;                   // neither sent completely nor announced yet
-    std::map<std::uint64_t, std::shared_ptr<Outgoing>> announced;  // not requested yet
-    std::deque<std::shared_ptr<Outgoing>> wanted;                  // requested; their pieces are being sent
-    std::vector<std::shared_ptr<Outgoing>> leaving;                // the group has accepted all of their packets
-    std::deque<Head> answers;  // answers to announcements of the other rank, and credit
-    std::map<std::uint64_t, std::shared_ptr<Incoming>> coming;  // requested; their pieces are arriving
-    std::vector<std::byte> parts;                               // received packets of a message that has several
+  struct PeerQueue {
+    std::deque<std::shared_ptr<OutgoingMail>> queue;                   // neither sent completely nor announced yet
+    std::map<std::uint64_t, std::shared_ptr<OutgoingMail>> announced;  // not requested yet
+    std::deque<std::shared_ptr<OutgoingMail>> wanted;                  // requested; their pieces are being sent
+    std::vector<std::shared_ptr<OutgoingMail>> leaving;                // the group has accepted all of their packets
+    std::deque<MailHeader> answers;  // answers to announcements of the other rank, and credit
+    std::map<std::uint64_t, std::shared_ptr<IncomingMail>> coming;  // requested; their pieces are arriving
+    std::vector<std::byte> parts;                                   // received packets of a message that has several
     // Two pools of credit: one for Group::send, whose messages wait for credit, and one for all other messages,
     // which must not delay them.
     std::array<std::uint64_t, 2> lent{};  // bytes that the other rank may keep for this one
@@ -167,21 +167,21 @@ class Mail {
   bool take(int from);
   bool push(int to);
   bool post_all(int to);
-  bool post(int to, const Head& head, std::span<const std::byte> packet);
+  bool post(int to, const MailHeader& head, std::span<const std::byte> packet);
   /// Returns whether the credit suffices for the whole message.
-  [[nodiscard]] bool has_credit(const Lane& lane, const Outgoing& message) const noexcept;
+  [[nodiscard]] bool has_credit(const PeerQueue& lane, const OutgoingMail& message) const noexcept;
   [[nodiscard]] std::uint64_t eager() const noexcept;
   enum class Posted : std::uint8_t { nothing, part, whole, announcement };
   /// Posts the next packet of a message if the group accepts one now. Returns `whole` for its last packet.
-  Posted post_next(int to, Outgoing& message);
-  /// Ends the messages in Lane::leaving once the group no longer needs this rank to deliver them.
+  Posted post_next(int to, OutgoingMail& message);
+  /// Ends the messages in PeerQueue::leaving once the group no longer needs this rank to deliver them.
   bool see_off(int to);
   /// Removes and returns the first receive that matches this message, or null if there is none.
-  std::shared_ptr<Incoming> take_receive(int from, std::int64_t tag);
+  std::shared_ptr<IncomingMail> take_receive(int from, std::int64_t tag);
   /// Gets the memory of a receive (Place). Returns false if the receive has failed.
-  bool open(Incoming& receive, Envelope envelope);
-  void answer(const std::shared_ptr<Incoming>& receive, Envelope envelope, std::uint64_t id);
-  void deliver(const std::shared_ptr<Incoming>& receive, Envelope envelope, std::span<const std::byte> body);
+  bool open(IncomingMail& receive, Envelope envelope);
+  void answer(const std::shared_ptr<IncomingMail>& receive, Envelope envelope, std::uint64_t id);
+  void deliver(const std::shared_ptr<IncomingMail>& receive, Envelope envelope, std::span<const std::byte> body);
   /// Called when a receive has taken a message: this rank no longer keeps it, and returns its credit.
   void give_credit(const Envelope& envelope);
   template <class Message>
@@ -189,12 +189,12 @@ class Mail {
   /// Called after each change: reports to Progress whether this mail has messages in flight.
   void tell_pending() noexcept;
   [[noreturn]] void fail(int from, const char* what);
-  [[nodiscard]] Lane& lane(int rank);
+  [[nodiscard]] PeerQueue& lane(int rank);
 
   BaseGroup& group_;
-  std::vector<std::shared_ptr<Lane>> lanes_;
-  std::vector<int> senders_;                     // the ranks that a step asks for packets
-  Ordered<std::shared_ptr<Incoming>> receives_;  // receives without a matching message
+  std::vector<std::shared_ptr<PeerQueue>> lanes_;
+  std::vector<int> senders_;                         // the ranks that a step asks for packets
+  Ordered<std::shared_ptr<IncomingMail>> receives_;  // receives without a matching message
   Ordered<Unexpected> unexpected_;
   std::uint64_t next_id_ = 1;
   std::size_t under_way_ = 0;  // messages, receives and answers that are in flight

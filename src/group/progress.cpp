@@ -16,7 +16,7 @@
 namespace muster::group {
 namespace {
 
-using Clock = Progress::Clock;
+using Clock = RankProgress::Clock;
 
 // For this long after a message has moved, a wait only yields its core: the next message is likely to follow soon.
 constexpr std::chrono::microseconds busy{50};
@@ -70,23 +70,23 @@ bool step_mail(BaseGroup& group, std::vector<std::shared_ptr<const void>>& ended
 
 }  // namespace
 
-void Progress::add(BaseGroup& group) {
+void RankProgress::add(BaseGroup& group) {
   Groups& them = groups();
   const std::lock_guard lock(them.mutex);
   them.all.push_back(&group);
 }
 
-void Progress::remove(BaseGroup& group) noexcept {
+void RankProgress::remove(BaseGroup& group) noexcept {
   Groups& them = groups();
   const std::lock_guard lock(them.mutex);
   std::erase(them.all, &group);
 }
 
-void Progress::add_pending(int count) noexcept {
+void RankProgress::add_pending(int count) noexcept {
   groups().pending.fetch_add(count, std::memory_order_relaxed);
 }
 
-void Progress::moved() noexcept {
+void RankProgress::moved() noexcept {
   Groups& them = groups();
   const Clock::time_point now = Clock::now();
   if (now - them.told.load(std::memory_order_relaxed) < telling) return;
@@ -97,7 +97,7 @@ void Progress::moved() noexcept {
   for (BaseGroup* const group : them.all) group->progress();
 }
 
-std::chrono::nanoseconds Progress::step(std::chrono::nanoseconds longest) {
+std::chrono::nanoseconds RankProgress::step(std::chrono::nanoseconds longest) {
   if (is_stepping) return longest;
   Groups& them = groups();
   const bool is_pending = them.pending.load(std::memory_order_relaxed) != 0;

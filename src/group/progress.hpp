@@ -25,7 +25,7 @@ namespace muster::group {
 
 class BaseGroup;
 
-class Progress {
+class RankProgress {
  public:
   using Clock = os::Clock;
 
@@ -75,11 +75,11 @@ class Pulse {
 
 /// While it lives, publishes this rank's phase for the error messages of other ranks. Calls tell(text).
 template <class Tell>
-class InPhase {
+class PhaseScope {
  public:
-  InPhase(Tell tell, const char* phase) : tell_(std::move(tell)) { tell_(phase); }
-  ~InPhase() { tell_(between_calls); }
-  InPhase& operator=(InPhase&&) = delete;
+  PhaseScope(Tell tell, const char* phase) : tell_(std::move(tell)) { tell_(phase); }
+  ~PhaseScope() { tell_(between_calls); }
+  PhaseScope& operator=(PhaseScope&&) = delete;
 
  private:
   Tell tell_;

@@ -24,13 +24,13 @@ std::uint64_t whole_pages(std::uint64_t bytes) {
 }  // namespace
 
 std::shared_ptr<Region> Region::own() {
-  struct Own {
+  struct OwnRegion {
     ForkMutex mutex;
     std::shared_ptr<Region> region;
     os::Mapping ring;  // mapped until the process ends, because any thread may record
   };
-  static constinit PerProcess<Own> own;
-  Own& mine = *own;
+  static constinit PerProcess<OwnRegion> own;
+  OwnRegion& mine = *own;
   const std::lock_guard lock(mine.mutex);
   if (!mine.region) {
     mine.region = std::make_shared<Region>(os::default_backing());
@@ -85,10 +85,10 @@ std::shared_ptr<const os::Fd> Region::memory() const {
   return memory_;
 }
 
-Region::Head& Region::head() {
+Region::RegionHead& Region::head() {
   const std::lock_guard lock(mutex_);
   if (!first_page_) first_page_ = os::Mapping(*memory_, os::Access::read_write, 0, os::page_size());
-  return *reinterpret_cast<Head*>(first_page_.data());
+  return *reinterpret_cast<RegionHead*>(first_page_.data());
 }
 
 bool Region::must_reserve() {

@@ -53,11 +53,11 @@ class Region {
 
  private:
   /// The contents of the first page of a shared region.
-  struct Head {
+  struct RegionHead {
     std::atomic<std::uint64_t> next;
     std::uint32_t must_reserve;
   };
-  Head& head();
+  RegionHead& head();
   /// Maps the ring of latest operations (src/trace/) at the beginning of this process's own region, where other
   /// processes can read it.
   os::Mapping hold_ring() noexcept;

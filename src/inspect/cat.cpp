@@ -293,7 +293,7 @@ class Printer {
   std::size_t place_;
   TensorEntry entry_;
   std::string slice_;
-  Selection selection_;
+  ElementSelection selection_;
   ValueReader reader_;
   const CatOptions& options_;
   const Sink& out_;
@@ -373,20 +373,20 @@ void cat(const Source& source, const std::string& what, const CatOptions& option
   Printer(*source.tensors, find_target(source, what), options, sink).print();
 }
 
-Shape Selection::shape() const {
+Shape ElementSelection::shape() const {
   Shape shape;
   for (const SelectedRange& range : ranges)
     if (range.is_kept) shape.push_back(range.count);
   return shape;
 }
 
-bool Selection::is_whole(const Shape& tensor) const {
+bool ElementSelection::is_whole(const Shape& tensor) const {
   for (std::size_t i = 0; i < ranges.size(); ++i)
     if (ranges[i].begin != 0 || ranges[i].count != tensor[i] || ranges[i].step != 1) return false;
   return true;
 }
 
-Selection parse_selection(std::string_view text, const Shape& shape) {
+ElementSelection parse_selection(std::string_view text, const Shape& shape) {
   std::vector<std::string_view> parts;
   if (!trimmed(text).empty()) parts = split(text, ',');
   // As in Python, one trailing comma is allowed.
@@ -398,7 +398,7 @@ Selection parse_selection(std::string_view text, const Shape& shape) {
     refuse(text, shape.empty() ? "a scalar cannot be indexed"
                                : fmt::format("too many indices ({}) for the {} of shape {}", named,
                                              counted(shape.size(), "dimension"), to_string(shape)));
-  Selection selection;
+  ElementSelection selection;
   const auto whole = [&](std::size_t until) {
     while (selection.ranges.size() < until) selection.ranges.push_back({0, shape[selection.ranges.size()], 1, true});
   };

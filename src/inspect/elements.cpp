@@ -68,26 +68,26 @@ double f16(std::uint16_t word) noexcept {
   return std::bit_cast<float>(wide);
 }
 
-enum class Kind : std::uint8_t { boolean, unsigned_integer, signed_integer, real };
+enum class ElementKind : std::uint8_t { boolean, unsigned_integer, signed_integer, real };
 
-Kind kind_of(DType dtype) noexcept {
+ElementKind kind_of(DType dtype) noexcept {
   switch (dtype) {
     case DType::boolean:
-      return Kind::boolean;
+      return ElementKind::boolean;
     case DType::u8:
     case DType::u16:
     case DType::u32:
     case DType::u64:
     case DType::u4:
-      return Kind::unsigned_integer;
+      return ElementKind::unsigned_integer;
     case DType::i8:
     case DType::i16:
     case DType::i32:
     case DType::i64:
     case DType::i4:
-      return Kind::signed_integer;
+      return ElementKind::signed_integer;
     default:
-      return Kind::real;
+      return ElementKind::real;
   }
 }
 
@@ -178,7 +178,7 @@ std::uint64_t value_bits(DType dtype, std::span<const std::byte> run, std::uint6
 }
 
 bool is_integer(DType dtype) noexcept {
-  return kind_of(dtype) != Kind::real;
+  return kind_of(dtype) != ElementKind::real;
 }
 
 double value_of(DType dtype, std::uint64_t word) noexcept {
@@ -209,20 +209,20 @@ double value_of(DType dtype, std::uint64_t word) noexcept {
     case DType::f6_e3m2:
       return e3m2[word & 63U];
     default:
-      return kind_of(dtype) == Kind::signed_integer ? static_cast<double>(extended(dtype, word))
-                                                    : static_cast<double>(word);
+      return kind_of(dtype) == ElementKind::signed_integer ? static_cast<double>(extended(dtype, word))
+                                                           : static_cast<double>(word);
   }
 }
 
 Config exact_value(DType dtype, std::uint64_t word) {
   switch (kind_of(dtype)) {
-    case Kind::boolean:
+    case ElementKind::boolean:
       return word != 0;
-    case Kind::unsigned_integer:
+    case ElementKind::unsigned_integer:
       return word;
-    case Kind::signed_integer:
+    case ElementKind::signed_integer:
       return extended(dtype, word);
-    case Kind::real:
+    case ElementKind::real:
       break;
   }
   return value_of(dtype, word);

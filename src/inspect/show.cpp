@@ -25,9 +25,9 @@ namespace {
 // Names in files may consist of dots: below this depth a label has the whole rest.
 constexpr int deepest = 32;
 
-class Builder {
+class TreeBuilder {
  public:
-  Builder(const std::vector<TensorEntry>& entries, bool folds) : entries_(entries), folds_(folds) {}
+  TreeBuilder(const std::vector<TensorEntry>& entries, bool folds) : entries_(entries), folds_(folds) {}
 
   /// `places`: entries whose names are equal before `begin`, where the next part starts.
   [[nodiscard]] std::vector<NameNode> nodes(const std::vector<std::size_t>& places, std::size_t begin,
@@ -135,7 +135,7 @@ class Builder {
 
 std::vector<NameNode> name_tree(const std::vector<TensorEntry>& entries, const std::vector<std::size_t>& places,
                                 bool folds) {
-  return Builder(entries, folds).nodes(places, 0, 0);
+  return TreeBuilder(entries, folds).nodes(places, 0, 0);
 }
 
 namespace {
@@ -147,8 +147,8 @@ struct Total {
 };
 
 /// The listing: some of the source's tensors, in the requested order.
-struct Listing {
-  Listing(const Source& source, const ShowOptions& options)
+struct TensorListing {
+  TensorListing(const Source& source, const ShowOptions& options)
       : tensors(source.entries()), chosen(matching(source, options.filter)) {
     const auto name_of = [&](std::size_t i) -> std::string_view { return tensors[i].name; };
     if (options.order == ShowOrder::natural) std::ranges::sort(chosen, natural_less, name_of);
@@ -179,7 +179,7 @@ std::string ratio(std::uint64_t bytes, std::uint64_t stored) {
   return stored == 0 ? "-" : fmt::format("{:.2f}", static_cast<double>(bytes) / static_cast<double>(stored));
 }
 
-std::vector<TextTable::Column> columns_of(const Listing& listing) {
+std::vector<TextTable::Column> columns_of(const TensorListing& listing) {
   std::vector<TextTable::Column> columns = {{"NAME"}, {"DTYPE"}, {"SHAPE"}, {"SIZE", Align::right}};
   if (listing.is_compressed) {
     columns.push_back({"STORED", Align::right});
@@ -200,7 +200,7 @@ constexpr Glyphs ascii = {"|- ", "`- ", "|  ", "   ", "-"};
 
 class TreeRows {
  public:
-  TreeRows(const Listing& listing, const OutputStyle& style, TextTable& table)
+  TreeRows(const TensorListing& listing, const OutputStyle& style, TextTable& table)
       : listing_(listing), glyphs_(style.is_unicode ? drawn : ascii), table_(table) {
     place_of_.resize(listing.tensors.size());
     for (std::size_t place = 0; place < listing.chosen.size(); ++place) place_of_[listing.chosen[place]] = place;
@@ -248,7 +248,7 @@ class TreeRows {
     table_.add(cells);
   }
 
-  const Listing& listing_;
+  const TensorListing& listing_;
   const Glyphs& glyphs_;
   TextTable& table_;
   std::vector<std::size_t> place_of_;  // index among the chosen tensors
@@ -264,7 +264,7 @@ class TreeRows {
 };
 
 /// Appends names as a tree, or one row per name.
-void append_rows(std::string& out, const Listing& listing, const ShowOptions& options) {
+void append_rows(std::string& out, const TensorListing& listing, const ShowOptions& options) {
   std::vector<NameNode> nodes;
   if (options.view == ShowView::tree)
     nodes = name_tree(listing.tensors, listing.chosen, !options.is_unfolded);
@@ -284,7 +284,7 @@ Config total_tree(const Total& total) {
 }
 
 /// Returns an item of the list "tensors", with the indentation of that list.
-std::string tensor_json(const Listing& listing, std::size_t place) {
+std::string tensor_json(const TensorListing& listing, std::size_t place) {
   const TensorEntry& entry = listing.tensors[listing.chosen[place]];
   const TensorDetail& detail = listing.details[place];
   const Config item = Config::object({{"name", entry.name},
@@ -349,7 +349,7 @@ std::string nearest(const Config& tree, std::string_view place) {
 }  // namespace
 
 std::string show_text(const Source& source, const ShowOptions& options) {
-  const Listing listing(source, options);
+  const TensorListing listing(source, options);
   const std::size_t files = source.files.size();
   std::string out;
   // Reserves memory once: a line has about a hundred characters.
@@ -380,7 +380,7 @@ std::string show_text(const Source& source, const ShowOptions& options) {
 }
 
 void show_json(const Source& source, const ShowOptions& options, const Sink& sink) {
-  const Listing listing(source, options);
+  const TensorListing listing(source, options);
   const auto file_tree = [](const SourceFile& file) {
     return Config::object({{"path", file.path}, {"tensors", file.tensors}, {"bytes", file.bytes}});
   };

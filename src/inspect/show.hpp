@@ -69,7 +69,7 @@ struct SelectedRange {
   bool is_kept = true;  ///< false: a single index, so the result lacks this dimension
 };
 
-struct Selection {
+struct ElementSelection {
   std::vector<SelectedRange> ranges;  ///< one per dimension of the tensor
 
   [[nodiscard]] Shape shape() const;
@@ -79,7 +79,7 @@ struct Selection {
 
 /// Parses the text between the brackets: "0:4, ::2, -1", "..., 0"; empty selects all. As in NumPy, slices are limited
 /// to the dimension and integers are not. Throws Error(invalid_argument) that names the invalid part and the reason.
-Selection parse_selection(std::string_view text, const Shape& shape);
+ElementSelection parse_selection(std::string_view text, const Shape& shape);
 
 enum class CatFormat : std::uint8_t {
   text,  ///< as NumPy prints an array, after a line with the tensor's name

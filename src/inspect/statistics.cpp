@@ -139,8 +139,8 @@ void count_bins(std::span<const std::byte> bytes, std::uint64_t values, T low, T
 }
 
 /// Calls work(T) with the type of a wide dtype's values.
-template <class Work>
-auto with_type(DType dtype, Work&& work) {
+template <class StatisticsWork>
+auto with_type(DType dtype, StatisticsWork&& work) {
   switch (value_dtype(dtype)) {
     case DType::u32:
       return work(std::uint32_t{});
@@ -246,10 +246,10 @@ void count_patterns(DType dtype, std::span<const std::byte> bytes, std::uint64_t
   }
 }
 
-class Work {
+class StatisticsWork {
  public:
-  Work(const TensorSource& source, const std::vector<std::size_t>& tensors, std::size_t bins,
-       const ProgressCallback& progress)
+  StatisticsWork(const TensorSource& source, const std::vector<std::size_t>& tensors, std::size_t bins,
+                 const ProgressCallback& progress)
       : source_(source), tensors_(tensors), bins_(bins) {
     std::uint64_t total = 0;
     out_.reserve(tensors.size());
@@ -388,7 +388,7 @@ class Work {
 
 std::vector<TensorStatistics> statistics(const TensorSource& source, const std::vector<std::size_t>& tensors,
                                          std::size_t bins, const ProgressCallback& progress) {
-  return Work(source, tensors, bins, progress).run();
+  return StatisticsWork(source, tensors, bins, progress).run();
 }
 
 // The output of `muster stats`.

@@ -20,8 +20,8 @@
 namespace muster::inspect {
 namespace {
 
-using trace::Entry;
 using trace::Process;
+using trace::TraceEntry;
 
 constexpr std::uint64_t largest_failure = 1 << 30;
 
@@ -110,7 +110,7 @@ std::vector<LastWords> traced(const std::string& directory) {
   Trace trace = read_trace(directory);
   std::uint64_t end = 0;
   for (std::size_t i = 0; i < trace.processes.size(); ++i)
-    for (Entry& entry : trace.processes[i].entries) {
+    for (TraceEntry& entry : trace.processes[i].entries) {
       const auto align = [&](std::uint64_t& time) {
         if (time != 0) time = static_cast<std::uint64_t>(trace.aligned(i, time));
         end = std::max(end, time);
@@ -145,21 +145,21 @@ double seconds_before(const LastWords& job, std::uint64_t time) {
 }
 
 /// Returns the entries that have not ended, in the order of their beginning.
-std::vector<const Entry*> open_of(const Process& process) {
-  std::vector<const Entry*> open;
-  for (const Entry& entry : process.entries)
+std::vector<const TraceEntry*> open_of(const Process& process) {
+  std::vector<const TraceEntry*> open;
+  for (const TraceEntry& entry : process.entries)
     if (entry.end == 0) open.push_back(&entry);
   return open;
 }
 
-const Entry* last_ended(const Process& process) {
+const TraceEntry* last_ended(const Process& process) {
   // An operation with parts ends with the last of them, or within the same tick.
-  const auto order = [](const Entry& entry) { return std::tuple(entry.end, -entry.depth, entry.number); };
+  const auto order = [](const TraceEntry& entry) { return std::tuple(entry.end, -entry.depth, entry.number); };
   const auto last = std::ranges::max_element(process.entries, {}, order);
   return last == process.entries.end() || last->end == 0 ? nullptr : &*last;
 }
 
-std::string progress_of(const Entry& entry) {
+std::string progress_of(const TraceEntry& entry) {
   std::string text;
   if (entry.done != 0) text = human_bytes(entry.done) + " moved";
   if (entry.bytes != 0) text = human_bytes(entry.bytes);
@@ -193,8 +193,8 @@ std::vector<LastWords> last_words(const std::string& wanted) {
 void sort_by_time(std::vector<LastWords>& jobs) {
   for (LastWords& job : jobs)
     std::ranges::stable_sort(job.processes, std::greater(), [&](const Process& process) {
-      const std::vector<const Entry*> open = open_of(process);
-      const Entry* const last = last_ended(process);
+      const std::vector<const TraceEntry*> open = open_of(process);
+      const TraceEntry* const last = last_ended(process);
       return !open.empty()     ? seconds_before(job, open.front()->begin)
              : last != nullptr ? seconds_before(job, last->end)
                                : 0;
@@ -222,18 +222,18 @@ std::string last_text(const std::vector<LastWords>& jobs, const OutputStyle& sty
                      {"progress"}},
                     {1, 8});
     for (const Process& process : job.processes) {
-      const auto row = [&](const std::string& what, const Entry* entry, double time, const std::string& how_far) {
+      const auto row = [&](const std::string& what, const TraceEntry* entry, double time, const std::string& how_far) {
         const bool has_number = entry != nullptr && entry->operation != 0;
         table.add({rank_text(process), printable(process.identity.host), std::to_string(process.identity.pid),
                    state_of(job, process), what, has_number ? std::to_string(entry->operation) : "",
                    entry != nullptr && entry->group != 0 ? fmt::format("{:016x}", entry->group).substr(0, 6) : "",
                    entry != nullptr ? fmt::format("{:.1f} s", time) : "", how_far});
       };
-      const std::vector<const Entry*> open = open_of(process);
-      for (const Entry* entry : open)
+      const std::vector<const TraceEntry*> open = open_of(process);
+      for (const TraceEntry* entry : open)
         row(printable(entry->name), entry, seconds_before(job, entry->begin), progress_of(*entry));
       if (!open.empty()) continue;
-      const Entry* const last = last_ended(process);
+      const TraceEntry* const last = last_ended(process);
       row("no operation", last, last == nullptr ? 0 : seconds_before(job, last->end),
           last == nullptr ? "" : fmt::format("after {}", printable(last->name)));
     }
@@ -243,7 +243,7 @@ std::string last_text(const std::vector<LastWords>& jobs, const OutputStyle& sty
 }
 
 Config last_tree(const std::vector<LastWords>& jobs) {
-  const auto entry_tree = [](const LastWords& job, const Entry& entry) {
+  const auto entry_tree = [](const LastWords& job, const TraceEntry& entry) {
     return Config::object({{"name", entry.name},
                            {"kind", to_string(entry.kind)},
                            {"group", entry.group == 0 ? Config() : Config(fmt::format("{:016x}", entry.group))},
@@ -264,14 +264,15 @@ Config last_tree(const std::vector<LastWords>& jobs) {
                {"message", or_null(job.words)},
                {"time", (static_cast<double>(job.wall_clock) + static_cast<double>(job.time)) * 1e-9},
                {"ranks", list_of(job.processes, [&](const Process& process) {
-                  const Entry* const last = last_ended(process);
+                  const TraceEntry* const last = last_ended(process);
                   return Config::object(
                       {{"rank", process.rank < 0 ? Config() : Config(process.rank)},
                        {"size", process.size},
                        {"host", process.identity.host},
                        {"pid", process.identity.pid},
                        {"state", or_null(state_of(job, process))},
-                       {"open", list_of(open_of(process), [&](const Entry* entry) { return entry_tree(job, *entry); })},
+                       {"open",
+                        list_of(open_of(process), [&](const TraceEntry* entry) { return entry_tree(job, *entry); })},
                        {"last", last == nullptr ? Config() : entry_tree(job, *last)}});
                 })}});
         })}});

@@ -25,21 +25,21 @@
 namespace muster::inspect {
 namespace {
 
-using trace::Entry;
-using trace::Kind;
 using trace::Process;
+using trace::SpanKind;
+using trace::TraceEntry;
 
 constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max() / 4;
 
-bool is_of_group(const Entry& entry) {
-  return entry.operation != 0 && entry.kind != Kind::message && entry.kind != Kind::phase;
+bool is_of_group(const TraceEntry& entry) {
+  return entry.operation != 0 && entry.kind != SpanKind::message && entry.kind != SpanKind::phase;
 }
 
 /// Whether the entry is not inside another operation of Muster.
-bool is_outermost(const Process& process, const Entry& entry) {
+bool is_outermost(const Process& process, const TraceEntry& entry) {
   if (entry.parent == 0) return true;
-  const auto parent = std::ranges::lower_bound(process.entries, entry.parent, {}, &Entry::number);
-  return parent == process.entries.end() || parent->number != entry.parent || parent->kind == Kind::program;
+  const auto parent = std::ranges::lower_bound(process.entries, entry.parent, {}, &TraceEntry::number);
+  return parent == process.entries.end() || parent->number != entry.parent || parent->kind == SpanKind::program;
 }
 
 double seconds(std::int64_t nanoseconds) {
@@ -81,7 +81,7 @@ class Bounds {
 
  private:
   const Trace& trace_;
-  std::vector<std::vector<std::pair<std::size_t, const Entry*>>> of_process_;
+  std::vector<std::vector<std::pair<std::size_t, const TraceEntry*>>> of_process_;
   std::vector<std::int64_t> latest_begins_;  // of the aligned processes; by operation
   std::vector<std::int64_t> earliest_ends_;
 };
@@ -111,7 +111,7 @@ double microseconds(std::int64_t nanoseconds) {
   return static_cast<double>(nanoseconds) / 1e3;
 }
 
-Config event_of(const Entry& entry, int process, std::int64_t begin, std::int64_t end) {
+Config event_of(const TraceEntry& entry, int process, std::int64_t begin, std::int64_t end) {
   Config arguments = Config::object({{"bytes", entry.bytes}, {"depth", entry.depth}});
   if (entry.operation != 0) arguments["operation"] = entry.operation;
   if (entry.group != 0) arguments["group"] = group_text(entry.group);
@@ -134,7 +134,7 @@ Config event_of(const Entry& entry, int process, std::int64_t begin, std::int64_
 /// Returns the latest time in a process's records.
 std::uint64_t end_of(const Process& process) {
   std::uint64_t end = 0;
-  for (const Entry& entry : process.entries) end = std::max({end, entry.begin, entry.end});
+  for (const TraceEntry& entry : process.entries) end = std::max({end, entry.begin, entry.end});
   return end;
 }
 
@@ -148,7 +148,7 @@ std::int64_t end_of(const Trace& trace) {
   return end;
 }
 
-void add_wait(RankSummary& rank, double wait, const Entry& entry, std::size_t awaited) {
+void add_wait(RankSummary& rank, double wait, const TraceEntry& entry, std::size_t awaited) {
   rank.waiting_seconds += wait;
   if (wait <= rank.longest_wait) return;
   rank.longest_wait = wait;
@@ -168,7 +168,7 @@ void add_missed(const Trace& trace, TraceSummary& summary) {
   std::map<std::uint64_t, std::set<std::size_t>> members;
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<OperationPart>> begun;
   for (std::size_t i = 0; i < trace.processes.size(); ++i)
-    for (const Entry& entry : trace.processes[i].entries) {
+    for (const TraceEntry& entry : trace.processes[i].entries) {
       if (!is_of_group(entry) || !is_outermost(trace.processes[i], entry)) continue;
       members[entry.group].insert(i);
       begun[{entry.group, entry.operation}].push_back({i, &entry});
@@ -276,7 +276,7 @@ void align(Trace& trace) {
 std::vector<std::vector<OperationPart>> operations_of(const Trace& trace, bool outermost) {
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<OperationPart>> found;
   for (std::size_t i = 0; i < trace.processes.size(); ++i)
-    for (const Entry& entry : trace.processes[i].entries)
+    for (const TraceEntry& entry : trace.processes[i].entries)
       if (is_of_group(entry) && entry.end != 0 && !entry.failed &&
           (!outermost || is_outermost(trace.processes[i], entry)))
         found[{entry.group, entry.operation}].push_back({i, &entry});
@@ -293,15 +293,15 @@ TraceSummary summarize(const Trace& trace) {
   std::iota(summary.order.begin(), summary.order.end(), std::size_t{0});
   for (std::size_t i = 0; i < trace.processes.size(); ++i) {
     RankSummary& rank = summary.ranks[i];
-    for (const Entry& entry : trace.processes[i].entries) {
+    for (const TraceEntry& entry : trace.processes[i].entries) {
       ++rank.spans;
       rank.open += entry.end == 0 ? 1 : 0;
-      if (entry.end != 0 && entry.kind != Kind::program && entry.kind != Kind::phase &&
+      if (entry.end != 0 && entry.kind != SpanKind::program && entry.kind != SpanKind::phase &&
           is_outermost(trace.processes[i], entry))
         rank.seconds += seconds(static_cast<std::int64_t>(entry.end - entry.begin));
     }
   }
-  std::map<std::pair<Kind, std::string>, RouteSummary> routes;
+  std::map<std::pair<SpanKind, std::string>, RouteSummary> routes;
   const auto begin_of = [&](const OperationPart& part) { return trace.aligned(part.process, part.entry->begin); };
   for (const std::vector<OperationPart>& parts : operations_of(trace, true)) {
     ++summary.operations;
@@ -345,8 +345,9 @@ std::vector<RankTimes> step_times(const Trace& trace) {
   for (const Process& process : trace.processes) {
     RankTimes& times = ranks.emplace_back();
     std::map<std::string, std::size_t> known;
-    for (const Entry& entry : process.entries) {
-      const bool is_step = entry.kind == Kind::program || (entry.kind != Kind::phase && is_outermost(process, entry));
+    for (const TraceEntry& entry : process.entries) {
+      const bool is_step =
+          entry.kind == SpanKind::program || (entry.kind != SpanKind::phase && is_outermost(process, entry));
       if (!is_step || entry.end == 0) continue;
       const auto [at, is_new] = known.try_emplace(entry.name, times.size());
       if (is_new) times.push_back({printable(entry.name), {}});
@@ -361,7 +362,7 @@ void write_events(const Trace& trace, const Sink& sink) {
   std::int64_t zero = 0;
   bool any = false;
   for (std::size_t i = 0; i < trace.processes.size(); ++i)
-    for (const Entry& entry : trace.processes[i].entries) {
+    for (const TraceEntry& entry : trace.processes[i].entries) {
       zero = any ? std::min(zero, trace.aligned(i, entry.begin)) : trace.aligned(i, entry.begin);
       any = true;
     }
@@ -380,7 +381,7 @@ void write_events(const Trace& trace, const Sink& sink) {
                                                               process.identity.pid)}}));
     meta("process_sort_index", Config::object({{"sort_index", numbers[i]}}));
     const std::uint64_t end = end_of(process);
-    for (const Entry& entry : process.entries)
+    for (const TraceEntry& entry : process.entries)
       put(event_of(entry, numbers[i], trace.aligned(i, entry.begin) - zero,
                    trace.aligned(i, entry.end == 0 ? end : entry.end) - zero));
   }

@@ -44,7 +44,7 @@ void align(Trace& trace);
 /// A part of an operation of a group: the record of one rank.
 struct OperationPart {
   std::size_t process = 0;
-  const trace::Entry* entry = nullptr;
+  const trace::TraceEntry* entry = nullptr;
 };
 /// Returns the operations that succeeded on every rank that recorded them, in their order in each group. `outermost`
 /// excludes operations inside another operation.

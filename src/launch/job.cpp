@@ -86,7 +86,7 @@ std::string end_text(const siginfo_t& end) {
   return "was killed by " + signal_name(end.si_status) + (end.si_code == CLD_DUMPED ? " (core dumped)" : "");
 }
 
-Job::Job(const LaunchOptions& options, Place place, Nodes* nodes, std::string mark, bool speaks, Starter starter)
+Job::Job(const LaunchOptions& options, NodePlace place, Nodes* nodes, std::string mark, bool speaks, Starter starter)
     : options_(options),
       place_(std::move(place)),
       nodes_(nodes),
@@ -415,7 +415,7 @@ int Job::milliseconds_left() const {
 
 namespace {
 
-JobReport run_at(const std::vector<std::string>& command, const LaunchOptions& options, Place place, Nodes* nodes) {
+JobReport run_at(const std::vector<std::string>& command, const LaunchOptions& options, NodePlace place, Nodes* nodes) {
   Job job(options, std::move(place), nodes, os::random_hex(16), true,
           [&](int, const ExecArguments::Variables& variables, const Inheritance& inheritance) {
             return spawn(ExecArguments(command, variables), inheritance);
@@ -433,7 +433,7 @@ JobReport run_command(const std::vector<std::string>& command, const LaunchOptio
   LaunchOptions own = options;
   if (own.tee && own.output == RankOutput::inherit) own.output = RankOutput::lines;
   std::unique_ptr<Nodes> nodes;
-  Place place;
+  NodePlace place;
   if (own.nodes) {
     nodes = std::make_unique<Nodes>(*own.nodes, own.ranks);
     place = nodes->take_place();

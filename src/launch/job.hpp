@@ -80,7 +80,7 @@ class Job {
   /// Prepares `options.ranks` ranks. `place` gives their position among all ranks. `mark` identifies the processes of
   /// the job. If `speaks` is set, the job reports failures on standard error. `nodes` is null for one host. `options`
   /// must outlive the job.
-  Job(const LaunchOptions& options, Place place, Nodes* nodes, std::string mark, bool speaks, Starter starter);
+  Job(const LaunchOptions& options, NodePlace place, Nodes* nodes, std::string mark, bool speaks, Starter starter);
   /// Ends all ranks that are still running.
   ~Job();
   Job& operator=(Job&&) = delete;
@@ -120,7 +120,7 @@ class Job {
   [[nodiscard]] int milliseconds_left() const;
 
   const LaunchOptions& options_;
-  Place place_;
+  NodePlace place_;
   Nodes* nodes_;
   std::string mark_;
   bool speaks_;

@@ -59,7 +59,7 @@ class Launcher {
     LaunchOptions options = call_.options.launch;
     options.ranks = *call_.config.local_world_size;
     if (options.output == RankOutput::inherit) options.output = RankOutput::lines;
-    Place place;
+    NodePlace place;
     place.rank_offset = call_.options.rank_offset;
     place.world_size = *call_.config.world_size;
     place.master_address = call_.config.master_addr;

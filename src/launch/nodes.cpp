@@ -147,10 +147,10 @@ void Nodes::tell(bool has_ended, int status, const std::string& words) {
 }
 
 void Nodes::run() {
-  std::vector<Record> all(static_cast<std::size_t>(group_->size()));
+  std::vector<EndRecord> all(static_cast<std::size_t>(group_->size()));
   try {
     for (bool all_ended = false; !all_ended;) {
-      Record mine;
+      EndRecord mine;
       {
         std::unique_lock lock(mutex_);
         changed_.wait_for(lock, 200ms, [&] { return is_new_ || stops_; });
@@ -162,7 +162,7 @@ void Nodes::run() {
       const std::lock_guard lock(mutex_);
       all_ended = true;
       for (int node = 0; node < group_->size(); ++node) {
-        const Record& record = all[static_cast<std::size_t>(node)];
+        const EndRecord& record = all[static_cast<std::size_t>(node)];
         all_ended = all_ended && record.has_ended != 0;
         if (node == group_->rank() || record.status == 0 || news_.status != 0) continue;
         news_.status = record.status;

@@ -36,7 +36,7 @@ struct ReservedPort {
 std::optional<ReservedPort> reserve_port(int wanted);
 
 /// The position of the ranks of one launcher among all ranks of the job, and the address of their rendezvous.
-struct Place {
+struct NodePlace {
   int rank_offset = 0;
   int world_size = 1;
   int node = 0;
@@ -60,7 +60,7 @@ class Nodes {
   ~Nodes();
   Nodes& operator=(Nodes&&) = delete;
   /// Returns the place of this node.
-  [[nodiscard]] Place take_place() { return std::move(place_); }
+  [[nodiscard]] NodePlace take_place() { return std::move(place_); }
 
   /// Step 2.
   void start();
@@ -78,7 +78,7 @@ class Nodes {
   void tell(bool has_ended, int status, const std::string& words);
 
  private:
-  struct Record {
+  struct EndRecord {
     std::uint32_t has_ended = 0;
     std::int32_t status = 0;
     std::array<char, 480> words{};
@@ -87,11 +87,11 @@ class Nodes {
   void ring() noexcept;
 
   std::shared_ptr<Group> group_;
-  Place place_;
+  NodePlace place_;
   os::Fd bell_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  Record mine_;
+  EndRecord mine_;
   bool is_new_ = false;  // mine_ has not been sent yet
   bool stops_ = false;
   News news_;

@@ -92,7 +92,7 @@ void OutputPump::note(int failure) {
 
 /// A full disk must not stop the ranks, although their output is lost. If the output has no reader any more, the ranks
 /// learn it from their closed pipes.
-void OutputPump::write(Stream& stream) {
+void OutputPump::write(OutputStream& stream) {
   const OutputTarget& target = stream.target;
   if (live_ && target.row)
     live_->set(*target.row, std::string_view(stream.line).substr(0, stream.line.find_last_not_of("\r\n") + 1));
@@ -104,7 +104,7 @@ void OutputPump::write(Stream& stream) {
     note(failure);
 }
 
-void OutputPump::pass_on(Stream& stream) {
+void OutputPump::pass_on(OutputStream& stream) {
   std::array<char, 64U << 10U> bytes;
   const std::size_t prefix = stream.target.prefix.size();
   const ssize_t got = read_some(stream.source.get(), bytes.data(), bytes.size());
@@ -141,8 +141,10 @@ void OutputPump::run() {
   std::vector<pollfd> wanted;
   for (;;) {
     wanted.clear();
-    for (const Stream& stream : streams_) wanted.push_back({stream.source.get(), POLLIN, 0});  // poll() ignores -1
-    if (std::all_of(streams_.begin(), streams_.end(), [](const Stream& stream) { return !stream.source; })) return;
+    for (const OutputStream& stream : streams_)
+      wanted.push_back({stream.source.get(), POLLIN, 0});  // poll() ignores -1
+    if (std::all_of(streams_.begin(), streams_.end(), [](const OutputStream& stream) { return !stream.source; }))
+      return;
     if (patience < 0) wanted.push_back({stop_.get(), POLLIN, 0});
     const bool draws = patience < 0 && live_;
     const int ready =

@@ -69,18 +69,18 @@ class OutputPump {
   [[nodiscard]] const std::string& tail(std::size_t stream) const { return streams_[stream].tail; }
 
  private:
-  struct Stream {
+  struct OutputStream {
     os::Fd source;
     OutputTarget target;
     std::string line;  ///< the prefix and the received part of the current line
     std::string tail;
   };
   void run();
-  void pass_on(Stream& stream);
-  void write(Stream& stream);
+  void pass_on(OutputStream& stream);
+  void write(OutputStream& stream);
   void note(int failure);
 
-  std::vector<Stream> streams_;
+  std::vector<OutputStream> streams_;
   std::optional<LiveLines> live_;
   os::Fd stop_;
   int failure_ = 0;  // used by the thread while it runs

@@ -102,7 +102,7 @@ void read(const Config& from, std::optional<Value>& value) {
   if (!from.is_null()) read(from, value.emplace());
 }
 
-struct Failure {
+struct ChildFailure {
   std::uint32_t is_there = 0;
   WrittenError<24000> error;
 };
@@ -188,11 +188,11 @@ void run(CallText call) {
 }  // namespace
 
 os::Fd make_report() {
-  return os::create_shared_memory(sizeof(Failure), os::default_backing());
+  return os::create_shared_memory(sizeof(ChildFailure), os::default_backing());
 }
 
 void tell_failure(const os::Fd& report, const Error& error) noexcept {
-  Failure failure;
+  ChildFailure failure;
   failure.is_there = 1;
   failure.error.put(error);
   // The reader may have ended; then the failure is not needed.
@@ -200,7 +200,7 @@ void tell_failure(const os::Fd& report, const Error& error) noexcept {
 }
 
 std::optional<Error> read_failure(const os::Fd& report) {
-  Failure failure;
+  ChildFailure failure;
   const auto bytes = std::as_writable_bytes(std::span(&failure, 1));
   std::size_t got = 0;
   ::lseek(report.get(), 0, SEEK_SET);  // rewinds a file; pipes ignore it

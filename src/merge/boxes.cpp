@@ -23,8 +23,8 @@ bool meet(const BoxView& a, const BoxView& b) noexcept {
 }
 
 /// Returns the elements of `box` outside `hole`, as boxes that do not overlap.
-std::vector<Region> without(Region box, const Region& hole) {
-  std::vector<Region> rest;
+std::vector<OwnedBox> without(OwnedBox box, const OwnedBox& hole) {
+  std::vector<OwnedBox> rest;
   if (!meet(box.view(), hole.view())) return {std::move(box)};
   for (std::size_t dim = 0; dim < box.begin.size(); ++dim) {
     const std::int64_t begin = box.begin[dim];
@@ -33,7 +33,7 @@ std::vector<Region> without(Region box, const Region& hole) {
     const std::int64_t to = std::min(end, hole.begin[dim] + hole.extents[dim]);
     const auto add = [&](std::int64_t first, std::int64_t last) {
       if (first == last) return;
-      Region& part = rest.emplace_back(box);
+      OwnedBox& part = rest.emplace_back(box);
       part.begin[dim] = first;
       part.extents[dim] = last - first;
     };
@@ -47,7 +47,7 @@ std::vector<Region> without(Region box, const Region& hole) {
 
 /// Boxes in bytes. Dimensions that all boxes have completely are part of the unit.
 struct BytePlan {
-  struct Box {
+  struct PlacedBox {
     int source = 0;
     Shape begin;
     Shape end;
@@ -56,7 +56,7 @@ struct BytePlan {
   };
   Shape whole;
   std::uint64_t unit = 1;  // bytes
-  std::vector<Box> boxes;
+  std::vector<PlacedBox> boxes;
 };
 
 [[noreturn]] void refuse_shared_byte() {
@@ -64,7 +64,7 @@ struct BytePlan {
               "packed elements of different parts would share a byte. Pass parts that end between bytes");
 }
 
-bool is_full(const Region& box, std::size_t dim, std::int64_t extent) {
+bool is_full(const OwnedBox& box, std::size_t dim, std::int64_t extent) {
   return box.begin[dim] == 0 && box.extents[dim] == extent;
 }
 
@@ -93,7 +93,8 @@ BytePlan byte_plan(const TensorSpec& target, std::span<const SourceBox> boxes) {
   plan.unit = is_packed ? 1 : (unit_bits + 7) / 8;
   for (const SourceBox& each : boxes) {
     if (volume(each.box.extents) == 0) continue;
-    BytePlan::Box& box = plan.boxes.emplace_back(BytePlan::Box{each.source, {}, {}, std::vector<std::uint64_t>(dims)});
+    BytePlan::PlacedBox& box =
+        plan.boxes.emplace_back(BytePlan::PlacedBox{each.source, {}, {}, std::vector<std::uint64_t>(dims)});
     std::uint64_t step = plan.unit;
     for (std::size_t dim = dims; dim-- > 0;) {
       box.steps[dim] = step;
@@ -130,8 +131,8 @@ class Banding {
   }
 
   std::vector<Band> operator()() const {
-    std::vector<Entry> all;
-    for (const BytePlan::Box& box : plan_.boxes) all.push_back({&box, box.from});
+    std::vector<BandEntry> all;
+    for (const BytePlan::PlacedBox& box : plan_.boxes) all.push_back({&box, box.from});
     if (all.empty()) return {};
     std::vector<Band> bands = cut(0, std::move(all));
     for (Band& band : bands)
@@ -142,34 +143,34 @@ class Banding {
 
  private:
   /// A box that contains the current indices of all outer dimensions.
-  struct Entry {
-    const BytePlan::Box* box = nullptr;
+  struct BandEntry {
+    const BytePlan::PlacedBox* box = nullptr;
     std::uint64_t from = 0;  // bytes of the source before these indices
   };
 
   // Returns the bands of one index of the outer dimensions.
-  [[nodiscard]] std::vector<Band> cut(std::size_t dim, std::vector<Entry> entries) const {
+  [[nodiscard]] std::vector<Band> cut(std::size_t dim, std::vector<BandEntry> entries) const {
     if (dim == plan_.whole.size())
       return {{0, {1, plan_.unit, {{entries.front().box->source, entries.front().from, 0, plan_.unit, 0}}}}};
     std::vector<std::int64_t> cuts;
-    for (const Entry& entry : entries) {
+    for (const BandEntry& entry : entries) {
       cuts.push_back(entry.box->begin[dim]);
       cuts.push_back(entry.box->end[dim]);
     }
     std::ranges::sort(cuts);
     cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-    std::ranges::stable_sort(entries, {}, [&](const Entry& entry) { return entry.box->begin[dim]; });
+    std::ranges::stable_sort(entries, {}, [&](const BandEntry& entry) { return entry.box->begin[dim]; });
     std::vector<Band> bands;
-    std::vector<Entry> active;
+    std::vector<BandEntry> active;
     auto next = entries.begin();
     for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-      std::erase_if(active, [&](const Entry& entry) { return entry.box->end[dim] <= cuts[i]; });
+      std::erase_if(active, [&](const BandEntry& entry) { return entry.box->end[dim] <= cuts[i]; });
       for (; next != entries.end() && next->box->begin[dim] <= cuts[i]; ++next) active.push_back(*next);
-      std::vector<Entry> inner = active;
-      for (Entry& entry : inner)
+      std::vector<BandEntry> inner = active;
+      for (BandEntry& entry : inner)
         entry.from += static_cast<std::uint64_t>(cuts[i] - entry.box->begin[dim]) * entry.box->steps[dim];
       std::map<int, std::uint64_t> steps;
-      for (const Entry& entry : inner) steps[entry.box->source] = entry.box->steps[dim];
+      for (const BandEntry& entry : inner) steps[entry.box->source] = entry.box->steps[dim];
       append(bands, cut(dim + 1, std::move(inner)), static_cast<std::uint64_t>(cuts[i]) * below_[dim + 1],
              static_cast<std::uint64_t>(cuts[i + 1] - cuts[i]), below_[dim + 1], steps);
     }
@@ -271,8 +272,8 @@ bool is_inside(const BoxView& box, Numbers whole) noexcept {
   return true;
 }
 
-Region common_of(const BoxView& a, const BoxView& b) {
-  Region common;
+OwnedBox common_of(const BoxView& a, const BoxView& b) {
+  OwnedBox common;
   for (std::size_t dim = 0; dim < a.begin.size(); ++dim) {
     common.begin.push_back(std::max(a.begin[dim], b.begin[dim]));
     const std::int64_t end = std::min(a.begin[dim] + a.extents[dim], b.begin[dim] + b.extents[dim]);
@@ -348,15 +349,15 @@ std::vector<SourceBox> cut_overlaps(std::vector<SourceBox> boxes,
   for (const auto& [first, second] : overlaps) earlier[second].push_back(first);
   std::vector<SourceBox> result;
   for (std::size_t i = 0; i < boxes.size(); ++i) {
-    std::vector<Region> rest{boxes[i].box};
+    std::vector<OwnedBox> rest{boxes[i].box};
     for (const std::size_t other : earlier[i]) {
       common.push_back({boxes[other].source, boxes[i].source, common_of(boxes[other].box.view(), boxes[i].box.view())});
-      std::vector<Region> left;
-      for (Region& part : rest)
-        for (Region& piece : without(std::move(part), boxes[other].box)) left.push_back(std::move(piece));
+      std::vector<OwnedBox> left;
+      for (OwnedBox& part : rest)
+        for (OwnedBox& piece : without(std::move(part), boxes[other].box)) left.push_back(std::move(piece));
       rest = std::move(left);
     }
-    for (Region& part : rest) result.push_back({boxes[i].source, std::move(part), boxes[i].all});
+    for (OwnedBox& part : rest) result.push_back({boxes[i].source, std::move(part), boxes[i].all});
   }
   return result;
 }
@@ -365,7 +366,7 @@ std::vector<Band> bands_of(const TensorSpec& target, std::span<const SourceBox> 
   return Banding(byte_plan(target, boxes))();
 }
 
-std::vector<Rectangle> rows_in_source(const TensorSpec& target, const Region& box, const Region& all) {
+std::vector<Rectangle> rows_in_source(const TensorSpec& target, const OwnedBox& box, const OwnedBox& all) {
   if (volume(box.extents) == 0) return {};
   auto unit_bits = static_cast<std::uint64_t>(bits(target.dtype));
   std::size_t dims = target.shape.size();

@@ -23,11 +23,11 @@ struct BoxView {
 };
 
 /// As BoxView, with its own numbers.
-struct Region {
+struct OwnedBox {
   Shape begin;
   Shape extents;
   [[nodiscard]] BoxView view() const noexcept { return {begin, extents}; }
-  friend bool operator==(const Region&, const Region&) = default;
+  friend bool operator==(const OwnedBox&, const OwnedBox&) = default;
 };
 
 /// Returns text such as "[0:4, 8:16]".
@@ -43,7 +43,7 @@ Strides row_major_strides(std::span<const std::int64_t> extents);
 bool is_inside(const BoxView& box, std::span<const std::int64_t> whole) noexcept;
 
 /// Returns the elements that two boxes of equally many dimensions have in common; without elements if they do not meet.
-Region common_of(const BoxView& a, const BoxView& b);
+OwnedBox common_of(const BoxView& a, const BoxView& b);
 
 /// Calls work(begin, extents) for boxes that together are the elements [first, first + count) in row-major order.
 void for_boxes(std::span<const std::int64_t> extents, std::int64_t first, std::int64_t count,
@@ -63,15 +63,15 @@ Cover cover_of(std::span<const BoxView> boxes, std::size_t most);
 /// A part of a source, as a box of the target.
 struct SourceBox {
   int source = 0;
-  Region box;  ///< in the target; inside `all`
-  Region all;  ///< the box of all elements of the source, in the target
+  OwnedBox box;  ///< in the target; inside `all`
+  OwnedBox all;  ///< the box of all elements of the source, in the target
 };
 
 /// Elements that two sources have.
 struct CommonBox {
   int source = 0;
   int other = 0;
-  Region box;  ///< in the target
+  OwnedBox box;  ///< in the target
 };
 
 /// Cuts boxes that overlap earlier ones, so that no two of the result overlap. `overlaps` are those of cover_of().
@@ -87,6 +87,6 @@ std::vector<Band> bands_of(const TensorSpec& target, std::span<const SourceBox> 
 /// Returns the bytes of `box`, a box of the target inside `all`, in a source that has the elements `all`, as rows.
 /// Consecutive rectangles are in row-major order of the elements. Their number and sizes depend on the target and the
 /// box only. Their `to` is not set. Throws as bands_of.
-std::vector<Rectangle> rows_in_source(const TensorSpec& target, const Region& box, const Region& all);
+std::vector<Rectangle> rows_in_source(const TensorSpec& target, const OwnedBox& box, const OwnedBox& all);
 
 }  // namespace muster::merge

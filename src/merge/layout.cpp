@@ -260,9 +260,9 @@ class Joining {
   std::span<const std::int64_t> heads_;
 };
 
-class Cutting {
+class CutPlanner {
  public:
-  Cutting(const TensorSpec& whole, int parts, std::span<const std::int64_t> heads)
+  CutPlanner(const TensorSpec& whole, int parts, std::span<const std::int64_t> heads)
       : whole_(whole), parts_(parts), heads_(heads) {}
 
   Cut operator()(const Concat& merge) const {
@@ -343,7 +343,7 @@ Layout join(const Merge& merge, std::span<const TensorSpec> sources, std::option
 
 Cut cut(const Merge& merge, const TensorSpec& whole, int parts, std::span<const std::int64_t> heads) {
   if (parts < 1) refuse("merge: a tensor must be cut for at least one rank");
-  return std::visit(Cutting(whole, parts, heads), merge);
+  return std::visit(CutPlanner(whole, parts, heads), merge);
 }
 
 Layout part_of(const Cut& cut, int part) {
@@ -353,15 +353,15 @@ Layout part_of(const Cut& cut, int part) {
 }
 
 Layout compose(const Layout& whole, const Cut& cut, int part) {
-  const std::vector<Piece>& wanted_pieces = cut.pieces[static_cast<std::size_t>(part)];
+  const std::vector<UnitRange>& wanted_pieces = cut.pieces[static_cast<std::size_t>(part)];
   // If every part is the whole tensor, the dimension of the join does not matter. Reductions can be composed only in
   // this case.
-  if (cut.part == whole.target && wanted_pieces == std::vector<Piece>{{0, 0, cut.whole_units, 0}}) return whole;
+  if (cut.part == whole.target && wanted_pieces == std::vector<UnitRange>{{0, 0, cut.whole_units, 0}}) return whole;
   if (whole.grain != cut.grain || whole.target_units != cut.whole_units || whole.combine != Combine::copy)
     refuse("merge: a tensor cannot be joined along one dimension and cut along another in one step");
   Layout layout{cut.part, cut.grain, cut.part_units, whole.source_units, whole.combine, {}, whole.must_equal};
-  for (const Piece& wanted : wanted_pieces) {
-    for (const Piece& piece : whole.pieces) {
+  for (const UnitRange& wanted : wanted_pieces) {
+    for (const UnitRange& piece : whole.pieces) {
       const std::int64_t begin = std::max(wanted.begin, piece.at);
       const std::int64_t end = std::min(wanted.begin + wanted.count, piece.at + piece.count);
       if (begin >= end) continue;
@@ -408,7 +408,7 @@ Rows rows_of(const Layout& layout) {
   const Ruler target(layout, layout.target_units);
   Rows rows{static_cast<std::uint64_t>(layout.grain.rows), target.bytes(), {}, false};
   std::uint64_t covered = 0;
-  for (const Piece& piece : layout.pieces) {
+  for (const UnitRange& piece : layout.pieces) {
     const Ruler source(layout, layout.source_units[static_cast<std::size_t>(piece.source)]);
     const std::uint64_t at = target.offset(piece.at);
     const std::uint64_t begin = source.offset(piece.begin);

@@ -14,12 +14,12 @@
 namespace muster::merge {
 
 /// Units [begin, begin + count) of a source are units [at, at + count) of the target.
-struct Piece {
+struct UnitRange {
   int source = 0;
   std::int64_t begin = 0;
   std::int64_t count = 0;
   std::int64_t at = 0;
-  friend bool operator==(const Piece&, const Piece&) = default;
+  friend bool operator==(const UnitRange&, const UnitRange&) = default;
 };
 
 /// A part of a source that another source also has, for example heads that several ranks hold. The two must be bitwise
@@ -79,8 +79,8 @@ struct Layout {
   std::int64_t target_units = 1;
   std::vector<std::int64_t> source_units;  ///< of every source
   Combine combine = Combine::copy;
-  std::vector<Piece> pieces;    ///< in ascending order of `at`; for max and sum one per source, each the whole
-  std::vector<int> must_equal;  ///< sources that must be bitwise equal to the source of the piece (Same)
+  std::vector<UnitRange> pieces;  ///< in ascending order of `at`; for max and sum one per source, each the whole
+  std::vector<int> must_equal;    ///< sources that must be bitwise equal to the source of the piece (Same)
   std::vector<Copy> copies = {};
   /// If the sources are boxes (merge/boxes.hpp): their bytes, in place of pieces. There are `target_units` units of one
   /// element, in one row.
@@ -113,7 +113,7 @@ struct Cut {
   std::int64_t part_units = 1;
   /// If the parts are padded: the dimension whose size in the whole must be recorded.
   std::optional<std::size_t> padded_dim = {};
-  std::vector<std::vector<Piece>> pieces;  ///< one list per part; source 0 is the whole
+  std::vector<std::vector<UnitRange>> pieces;  ///< one list per part; source 0 is the whole
 };
 
 /// The inverse of join. `heads`: the number of heads in each block of Concat; heads are not cut. Throws

@@ -30,7 +30,7 @@ constexpr std::size_t at_once = 512;
 constexpr std::size_t at_last = 32;
 
 /// For operations without a final step.
-struct Finished {
+struct NoFinalStep {
   template <class T>
   MUSTER_INLINE static T finish(T value, std::size_t) {
     return value;
@@ -48,14 +48,14 @@ MUSTER_INLINE T better(T so_far, T next, const IsBetter& is_better) {
     return taken;
 }
 
-struct TakeMax : Finished {
+struct TakeMax : NoFinalStep {
   template <class T>
   MUSTER_INLINE static T combine(T so_far, T next) {
     return better(so_far, next, [](T a, T b) { return a > b; });
   }
 };
 
-struct TakeMin : Finished {
+struct TakeMin : NoFinalStep {
   template <class T>
   MUSTER_INLINE static T combine(T so_far, T next) {
     return better(so_far, next, [](T a, T b) { return a < b; });

@@ -30,7 +30,7 @@ void simplify(std::vector<BoxAxis>& axes) {
   axes = std::move(few);
 }
 
-void clip(const Box& box, std::size_t axis, std::int64_t begin, std::int64_t end, std::vector<Box>& all) {
+void clip(const StridedBox& box, std::size_t axis, std::int64_t begin, std::int64_t end, std::vector<StridedBox>& all) {
   // The number of target elements from box.to on that the axes from this one on span.
   std::int64_t reach = 1;
   for (std::size_t i = axis; i < box.axes.size(); ++i) reach += (box.axes[i].count - 1) * box.axes[i].to;
@@ -46,7 +46,7 @@ void clip(const Box& box, std::size_t axis, std::int64_t begin, std::int64_t end
   const std::int64_t first = before < 0 ? 0 : before / whole.to + 1;
   const std::int64_t last = std::min(whole.count, (end - box.to + whole.to - 1) / whole.to);
   const auto part = [&](std::int64_t from, std::int64_t count) {
-    Box some = box;
+    StridedBox some = box;
     some.axes[axis].count = count;
     some.from += from * whole.from;
     some.to += from * whole.to;
@@ -66,7 +66,7 @@ void clip(const Box& box, std::size_t axis, std::int64_t begin, std::int64_t end
 
 }  // namespace
 
-Box reversed(Box box) {
+StridedBox reversed(StridedBox box) {
   std::swap(box.from, box.to);
   for (BoxAxis& axis : box.axes) std::swap(axis.from, axis.to);
   std::ranges::stable_sort(box.axes, std::greater(), &BoxAxis::to);
@@ -74,11 +74,11 @@ Box reversed(Box box) {
   return box;
 }
 
-std::vector<Box> clipped(const Box& box, std::int64_t begin, std::int64_t end) {
-  std::vector<Box> all;
+std::vector<StridedBox> clipped(const StridedBox& box, std::int64_t begin, std::int64_t end) {
+  std::vector<StridedBox> all;
   const bool is_empty = std::ranges::any_of(box.axes, [](const BoxAxis& axis) { return axis.count == 0; });
   if (begin < end && !is_empty) clip(box, 0, begin, end, all);
-  for (Box& part : all) simplify(part.axes);
+  for (StridedBox& part : all) simplify(part.axes);
   return all;
 }
 
@@ -94,7 +94,7 @@ Shape View::shape() const {
   Shape shape;
   for (const Dimension& dimension : dimensions_)
     shape.push_back(std::accumulate(dimension.begin(), dimension.end(), std::int64_t{1},
-                                    [](std::int64_t size, const Axis& axis) { return size * axis.count; }));
+                                    [](std::int64_t size, const ViewAxis& axis) { return size * axis.count; }));
   return shape;
 }
 
@@ -127,7 +127,7 @@ std::vector<View::Dimension> View::refined(std::size_t dim, std::span<const std:
                                                          to_string(shape()), fmt::join(sizes, " x ")));
   };
   if (product_of(sizes) != size) refuse();
-  std::vector<Axis> left = dimensions_[dim];
+  std::vector<ViewAxis> left = dimensions_[dim];
   std::vector<Dimension> groups(sizes.size());
   for (std::size_t i = sizes.size(); i-- > 0;) {
     std::int64_t wanted = sizes[i];
@@ -135,7 +135,7 @@ std::vector<View::Dimension> View::refined(std::size_t dim, std::span<const std:
     while (wanted > 1) {
       while (!left.empty() && left.back().count == 1) left.pop_back();
       if (left.empty()) refuse();
-      Axis& axis = left.back();
+      ViewAxis& axis = left.back();
       if (wanted % axis.count == 0) {
         wanted /= axis.count;
         group.insert(group.begin(), axis);
@@ -188,11 +188,11 @@ View View::reordered(std::int64_t dim, std::span<const std::int64_t> sizes, std:
   return view;
 }
 
-Box View::box() const {
-  Box box{0, offset_, 0, {}};
+StridedBox View::box() const {
+  StridedBox box{0, offset_, 0, {}};
   std::int64_t stride = element_count(shape());
   for (const Dimension& dimension : dimensions_)
-    for (const Axis& axis : dimension) {
+    for (const ViewAxis& axis : dimension) {
       stride = axis.count == 0 ? 0 : stride / axis.count;
       box.axes.push_back({axis.count, axis.stride, stride});
     }

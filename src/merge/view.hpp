@@ -21,19 +21,19 @@ struct BoxAxis {
 
 /// Element from + sum(i * axis.from) of the source is element to + sum(i * axis.to) of the target. Each element of the
 /// target occurs once.
-struct Box {
+struct StridedBox {
   int source = 0;
   std::int64_t from = 0;
   std::int64_t to = 0;
   std::vector<BoxAxis> axes;  ///< in descending order of `to`, each larger than the span of the later axes
-  friend bool operator==(const Box&, const Box&) = default;
+  friend bool operator==(const StridedBox&, const StridedBox&) = default;
 };
 
 /// Returns the box with source and target exchanged.
-Box reversed(Box box);
+StridedBox reversed(StridedBox box);
 
 /// Returns the part of a box in the elements [begin, end) of the target: at most two boxes for each axis.
-std::vector<Box> clipped(const Box& box, std::int64_t begin, std::int64_t end);
+std::vector<StridedBox> clipped(const StridedBox& box, std::int64_t begin, std::int64_t end);
 
 /// Elements of one dense tensor, seen as another tensor. Immutable. All functions throw Error(invalid_argument) if the
 /// dimension does not exist or the sizes do not match it.
@@ -54,14 +54,14 @@ class View {
   [[nodiscard]] View reordered(std::int64_t dim, std::span<const std::int64_t> sizes,
                                std::span<const std::size_t> order) const;
   /// Returns the box that copies the view to a dense tensor of its shape.
-  [[nodiscard]] Box box() const;
+  [[nodiscard]] StridedBox box() const;
 
  private:
-  struct Axis {
+  struct ViewAxis {
     std::int64_t count = 1;
     std::int64_t stride = 0;
   };
-  using Dimension = std::vector<Axis>;  ///< the product of the counts is the size of the dimension
+  using Dimension = std::vector<ViewAxis>;  ///< the product of the counts is the size of the dimension
   [[nodiscard]] std::size_t place_of(std::int64_t dim) const;
   /// Splits the axes of a dimension so that they match `sizes`.
   [[nodiscard]] std::vector<Dimension> refined(std::size_t dim, std::span<const std::int64_t> sizes) const;

@@ -92,9 +92,9 @@ class ErrorsReturned {
 
 /// A send, a receive or a collective operation of MPI. `keeper` keeps its memory until MPI has completed the operation,
 /// or permanently if MPI never does.
-class Request final : public multihost::Operation {
+class MpiRequest final : public multihost::TransferOperation {
  public:
-  Request(MPI_Request request, std::shared_ptr<const void> keeper, bool borrows = false) noexcept
+  MpiRequest(MPI_Request request, std::shared_ptr<const void> keeper, bool borrows = false) noexcept
       : request_(request), keeper_(std::move(keeper)), borrows_(borrows) {}
 
   bool test() override {
@@ -128,11 +128,11 @@ class Request final : public multihost::Operation {
   bool borrows_;  // the memory belongs to the caller
 };
 
-Pending pending(MPI_Request request, std::shared_ptr<const void> keeper, bool borrows = false) {
-  return Pending(std::make_shared<Request>(request, std::move(keeper), borrows));
+PendingTransfer pending(MPI_Request request, std::shared_ptr<const void> keeper, bool borrows = false) {
+  return PendingTransfer(std::make_shared<MpiRequest>(request, std::move(keeper), borrows));
 }
 
-class MpiFound final : public Found {
+class MpiFound final : public ArrivedMessage {
  public:
   MpiFound(MPI_Message message, MPI_Status status) noexcept : message_(message), status_(status) {}
   ~MpiFound() override {
@@ -150,7 +150,7 @@ class MpiFound final : public Found {
     check(MPI_Get_count(&status_, MPI_BYTE, &length), "reading the length of a message");
     return static_cast<std::size_t>(length);
   }
-  Pending receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) override {
+  PendingTransfer receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) override {
     MPI_Request request = MPI_REQUEST_NULL;
     check(MPI_Imrecv(place.data(), static_cast<int>(place.size()), MPI_BYTE, &message_, &request),
           "receiving a message");
@@ -202,17 +202,18 @@ int MpiTransport::most_tag() const {
   return flag != 0 ? *static_cast<int*>(value) : promised;
 }
 
-Pending MpiTransport::send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
-                           Finished finished) {
+PendingTransfer MpiTransport::send(int to, int tag, std::span<const std::byte> bytes,
+                                   std::shared_ptr<const void> keeper, SendEnd finished) {
   throw_if_resting();
   MPI_Request request = MPI_REQUEST_NULL;
-  const auto start = finished == Finished::taken ? MPI_Issend : MPI_Isend;
+  const auto start = finished == SendEnd::taken ? MPI_Issend : MPI_Isend;
   check(start(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, tag, comm_, &request), "sending");
   const bool borrows = !keeper && !bytes.empty();
   return pending(request, std::move(keeper), borrows);
 }
 
-Pending MpiTransport::receive(int from, int tag, std::span<std::byte> bytes, std::shared_ptr<const void> keeper) {
+PendingTransfer MpiTransport::receive(int from, int tag, std::span<std::byte> bytes,
+                                      std::shared_ptr<const void> keeper) {
   throw_if_resting();
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Irecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE,
@@ -222,15 +223,15 @@ Pending MpiTransport::receive(int from, int tag, std::span<std::byte> bytes, std
   return pending(request, std::move(keeper), borrows);
 }
 
-std::unique_ptr<Found> MpiTransport::find(int from, int tag) {
+std::unique_ptr<ArrivedMessage> MpiTransport::find(int from, int tag) {
   return probe(from == multihost::any_rank ? MPI_ANY_SOURCE : from, tag);
 }
 
-std::unique_ptr<Found> MpiTransport::find_any() {
+std::unique_ptr<ArrivedMessage> MpiTransport::find_any() {
   return probe(MPI_ANY_SOURCE, MPI_ANY_TAG);
 }
 
-std::unique_ptr<Found> MpiTransport::probe(int from, int tag) {
+std::unique_ptr<ArrivedMessage> MpiTransport::probe(int from, int tag) {
   throw_if_resting();
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status{};
@@ -239,7 +240,7 @@ std::unique_ptr<Found> MpiTransport::probe(int from, int tag) {
   return flag == 0 ? nullptr : std::make_unique<MpiFound>(message, status);
 }
 
-Pending MpiTransport::barrier() {
+PendingTransfer MpiTransport::barrier() {
   // MPI_Ibarrier is not used: its messages have only one direction between two ranks, and those of MPI_Iallreduce have
   // both (rest()).
   const auto word = std::make_shared<std::array<int, 2>>();

@@ -17,9 +17,9 @@
 
 namespace muster::mpi {
 
-using multihost::Finished;
-using multihost::Found;
-using multihost::Pending;
+using multihost::ArrivedMessage;
+using multihost::PendingTransfer;
+using multihost::SendEnd;
 
 /// Throws Error(io) with the error message of MPI. `what` describes the operation: "sending to rank 3".
 void check(int code, const char* what);
@@ -60,12 +60,12 @@ class MpiTransport final : public multihost::Transport {
   /// The limit of MPI, which is the same for all communicators.
   [[nodiscard]] int most_tag() const override;
 
-  Pending send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
-               Finished finished) override;
-  Pending receive(int from, int tag, std::span<std::byte> bytes, std::shared_ptr<const void> keeper) override;
-  std::unique_ptr<Found> find(int from, int tag) override;
-  std::unique_ptr<Found> find_any() override;
-  Pending barrier() override;
+  PendingTransfer send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+                       SendEnd finished) override;
+  PendingTransfer receive(int from, int tag, std::span<std::byte> bytes, std::shared_ptr<const void> keeper) override;
+  std::unique_ptr<ArrivedMessage> find(int from, int tag) override;
+  std::unique_ptr<ArrivedMessage> find_any() override;
+  PendingTransfer barrier() override;
   std::vector<std::byte> tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) override;
 
   [[nodiscard]] bool may_call() const noexcept override;
@@ -91,7 +91,7 @@ class MpiTransport final : public multihost::Transport {
   [[nodiscard]] std::chrono::milliseconds rest(os::Clock::duration last_barrier) const noexcept override;
 
  private:
-  [[nodiscard]] std::unique_ptr<Found> probe(int from, int tag);
+  [[nodiscard]] std::unique_ptr<ArrivedMessage> probe(int from, int tag);
 
   MPI_Comm comm_;
   const MpiThreads threads_;

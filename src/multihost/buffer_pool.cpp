@@ -18,21 +18,21 @@ constexpr std::chrono::milliseconds headroom_age{50};
 }  // namespace
 
 /// A lent buffer. It returns to the pool when its last owner releases it.
-struct BufferPool::Lent {
+struct BufferPool::LentBuffer {
   os::PrivateMemory memory;
   std::uint64_t epoch = 0;
   std::weak_ptr<BufferPool> pool;
 
-  explicit Lent(std::weak_ptr<BufferPool> from) noexcept : pool(std::move(from)) {}
-  Lent& operator=(Lent&&) = delete;
-  ~Lent() {
+  explicit LentBuffer(std::weak_ptr<BufferPool> from) noexcept : pool(std::move(from)) {}
+  LentBuffer& operator=(LentBuffer&&) = delete;
+  ~LentBuffer() {
     if (const auto owner = pool.lock()) owner->give_back(std::move(memory), epoch);
   }
 };
 
 std::shared_ptr<std::byte> BufferPool::take(std::uint64_t bytes, std::uint64_t limit) {
   if (bytes == 0) return nullptr;
-  auto lent = std::make_shared<Lent>(weak_from_this());
+  auto lent = std::make_shared<LentBuffer>(weak_from_this());
   const std::lock_guard lock(mutex_);
   limit_ = limit;
   const std::uint64_t before = lent_ + free_bytes_;

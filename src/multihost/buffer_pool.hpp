@@ -40,7 +40,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   os::MemoryHeadroom headroom();
 
  private:
-  struct Lent;
+  struct LentBuffer;
   const std::int64_t owner_ = os::process_id();
   os::PrivateMemory find(std::uint64_t bytes);
   void give_back(os::PrivateMemory memory, std::uint64_t epoch) noexcept;

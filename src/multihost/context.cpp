@@ -42,7 +42,7 @@ Context::Context(std::shared_ptr<Transport> transport, milliseconds timeout)
 }
 
 bool Context::may_call() const noexcept {
-  return stage_.load(std::memory_order_relaxed) < Stage::closed && transport_->may_call();
+  return stage_.load(std::memory_order_relaxed) < ConnectionStage::closed && transport_->may_call();
 }
 
 void Context::has_failed() noexcept {
@@ -82,7 +82,7 @@ bool Context::take_number(int number) noexcept {
   return true;
 }
 
-void Context::add_group(int number, Listener& group) {
+void Context::add_group(int number, ControlListener& group) {
   const auto hold = lock();
   groups_.emplace(number, &group);
 }
@@ -93,7 +93,7 @@ void Context::remove_group(int number) noexcept {
   if (groups_.empty()) retire();
 }
 
-void Context::adopt(int to, Pending send) {
+void Context::adopt(int to, PendingTransfer send) {
   const auto hold = lock();
   adopted_.push_back({to, std::move(send)});
 }
@@ -101,7 +101,7 @@ void Context::adopt(int to, Pending send) {
 void Context::retire() noexcept {
   const auto hold = lock();
   if (is_retired()) return;
-  stage_.store(Stage::disconnecting);
+  stage_.store(ConnectionStage::disconnecting);
   retired_ = Clock::now();
   try {
     // Step 2.
@@ -139,7 +139,7 @@ void Context::tell(int rank, const Control& control) {
                                 control.kind == ControlKind::confirm;
   if (is_about_failure && os::is_faulty("send", "about a failure"))
     throw os::errno_error(fmt::format("sending to rank {}", rank));
-  const Finished finished = is_about_failure ? Finished::sent : Finished::taken;
+  const SendEnd finished = is_about_failure ? SendEnd::sent : SendEnd::taken;
   reach(rank, [&] {
     sends_.push_back({rank, transport_->send_copy(rank, control_tag, bytes, finished)});
     return true;
@@ -309,43 +309,43 @@ void Context::advance() noexcept {
 
 void Context::step() {
   switch (stage_.load()) {
-    case Stage::disconnecting:
+    case ConnectionStage::disconnecting:
       // Step 3.
       if (!sends_.empty() || !outbox_.empty() || (rank_ == 0 && disconnected_ != size_ - 1)) return;
       deliveries_.clear();
       barrier_ = transport_->barrier();
-      stage_.store(Stage::first_barrier);
+      stage_.store(ConnectionStage::first_barrier);
       return;
-    case Stage::first_barrier:
-      if (barrier_.test()) stage_.store(Stage::draining);
+    case ConnectionStage::first_barrier:
+      if (barrier_.test()) stage_.store(ConnectionStage::draining);
       return;
-    case Stage::draining:
+    case ConnectionStage::draining:
       // Step 4.
       if (!sweep() || !sends_.empty() || !adopted_.empty()) return;
       barrier_ = transport_->barrier();
       second_barrier_since_ = Clock::now();
-      stage_.store(Stage::second_barrier);
+      stage_.store(ConnectionStage::second_barrier);
       return;
-    case Stage::second_barrier:
+    case ConnectionStage::second_barrier:
       sweep();
       if (!barrier_.test()) return;
       second_barrier_took_ = Clock::now() - second_barrier_since_;
       // Step 5.
       inbox_.cancel();
-      stage_.store(Stage::closing);
+      stage_.store(ConnectionStage::closing);
       [[fallthrough]];
-    case Stage::closing:
-      if (sweep() && transport_->close()) stage_.store(Stage::closed);
+    case ConnectionStage::closing:
+      if (sweep() && transport_->close()) stage_.store(ConnectionStage::closed);
       return;
-    case Stage::used:
-    case Stage::closed:
-    case Stage::given_up:
+    case ConnectionStage::used:
+    case ConnectionStage::closed:
+    case ConnectionStage::given_up:
       return;
   }
 }
 
 bool Context::sweep() {
-  while (const std::unique_ptr<Found> found = transport_->find_any()) {
+  while (const std::unique_ptr<ArrivedMessage> found = transport_->find_any()) {
     if (found->tag() != control_tag || found->bytes() != sizeof(Control)) continue;
     const auto control = std::make_shared<Control>();
     late_.emplace_back(control, found->receive(std::as_writable_bytes(std::span(control.get(), 1)), control));
@@ -434,7 +434,7 @@ void Context::give_up(const std::string& why) noexcept {
   } catch (const std::exception&) {
     // The other ranks notice it at their own deadlines.
   }
-  stage_.store(Stage::given_up);
+  stage_.store(ConnectionStage::given_up);
 }
 
 // The contexts of this process, and how they end together.

@@ -6,7 +6,7 @@
 // MPI requires that every message is received before it is finalised. A rank that closes its connections before the
 // other ranks are finished looks like a rank that died. So a context ends when its last group is destroyed, or when the
 // transport or the process ends:
-//  1. Control messages, except those about failures, complete only when they have been received (Finished::taken). So a
+//  1. Control messages, except those about failures, complete only when they have been received (SendEnd::taken). So a
 //     rank without open sends has no control message in flight.
 //  2. A rank without groups sends a disconnect message to rank 0.
 //  3. Rank 0 enters a barrier when all ranks have disconnected; it knows which ranks are missing. The other ranks enter
@@ -44,9 +44,9 @@ using group::error_of;
 using group::name_of;
 
 /// A group of the context, which receives control messages.
-class Listener {
+class ControlListener {
  public:
-  virtual ~Listener() = default;
+  virtual ~ControlListener() = default;
   /// Called while the context is locked.
   virtual void take(const Control& control) = 0;
   /// Returns the decision about the group's failure, if this rank knows it. Called while the context is locked.
@@ -63,7 +63,7 @@ class Context : public std::enable_shared_from_this<Context> {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   /// Returns whether the calling thread may call the transport. False after the end of the transport.
   [[nodiscard]] bool may_call() const noexcept;
-  /// Called when a thread begins to use a group. Throws as Transport::enter.
+  /// Called when a thread begins to use a group. Throws as Connector::enter.
   void enter();
   void take_over() noexcept { transport_->take_over(); }
 
@@ -76,14 +76,14 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Reserves a number that another rank proposes. Returns false if this rank may have used it already: threads that
   /// make several groups at once do so in a different order on each rank.
   [[nodiscard]] bool take_number(int number) noexcept;
-  void add_group(int number, Listener& group);
+  void add_group(int number, ControlListener& group);
   /// Begins the end of the context after the last group.
   void remove_group(int number) noexcept;
   /// Begins the end of the context when no group could be made.
   void retire() noexcept;
 
   /// Takes ownership of a send of a group that may be destroyed before the send completes. The context continues it.
-  void adopt(int to, Pending send);
+  void adopt(int to, PendingTransfer send);
   /// Sends the message at once if this thread may call the transport. Otherwise a thread that may do so sends it.
   void tell(int rank, const Control& control);
   /// Advances the transport, and passes the received messages to the groups. Does nothing if this thread may not call
@@ -107,10 +107,10 @@ class Context : public std::enable_shared_from_this<Context> {
   [[nodiscard]] os::Clock::duration since_pumped() const noexcept;
 
   // The end.
-  [[nodiscard]] bool is_retired() const noexcept { return stage_.load() != Stage::used; }
+  [[nodiscard]] bool is_retired() const noexcept { return stage_.load() != ConnectionStage::used; }
   /// Returns whether the context has been closed or abandoned.
-  [[nodiscard]] bool has_ended() const noexcept { return stage_.load() >= Stage::closed; }
-  [[nodiscard]] bool is_closed() const noexcept { return stage_.load() == Stage::closed; }
+  [[nodiscard]] bool has_ended() const noexcept { return stage_.load() >= ConnectionStage::closed; }
+  [[nodiscard]] bool is_closed() const noexcept { return stage_.load() == ConnectionStage::closed; }
   /// Ends all groups of the context and retires it.
   void end_groups() noexcept;
   /// Executes the next step of the end, if it is possible. Gives up if a rank of this host has died.
@@ -144,7 +144,7 @@ class Context : public std::enable_shared_from_this<Context> {
   [[nodiscard]] bool has_just_failed() const noexcept;
 
  private:
-  enum class Stage : std::uint8_t {
+  enum class ConnectionStage : std::uint8_t {
     used,
     disconnecting,
     first_barrier,
@@ -157,7 +157,7 @@ class Context : public std::enable_shared_from_this<Context> {
 
   struct Sent {
     int to = 0;
-    Pending message;
+    PendingTransfer message;
   };
   void open_inbox();
   bool has_mail();
@@ -193,28 +193,29 @@ class Context : public std::enable_shared_from_this<Context> {
   os::Clock::time_point retired_{};
   os::Clock::time_point second_barrier_since_{};
   os::Clock::duration second_barrier_took_{};
-  std::atomic<Stage> stage_{Stage::used};
+  std::atomic<ConnectionStage> stage_{ConnectionStage::used};
   std::atomic<std::int64_t> pumped_{0};
 
   // Recursive, because the handling of a message sends answers.
   RecursiveForkMutex mutex_;
   int next_number_ = 1;
-  std::map<int, Listener*> groups_;
+  std::map<int, ControlListener*> groups_;
   std::map<const void*, std::function<void()>> hooks_;  // by owner
   std::vector<std::pair<int, Control>> outbox_;         // of threads that may not call the transport
   std::vector<Sent> sends_;                             // of control messages
   std::vector<Sent> adopted_;                           // of groups
   std::shared_ptr<Control> inbox_memory_;
-  Pending inbox_;
+  PendingTransfer inbox_;
   std::vector<RankInfo> ranks_;
   // The ranks of this host that are not known to be dead.
   std::map<int, std::shared_ptr<const group::PeerLiveness>> neighbours_;
   Hosts hosts_;  // without the local group
   Deliveries deliveries_;
-  std::vector<std::pair<std::shared_ptr<Control>, Pending>> late_;  // messages that arrived while the inbox was in use
+  std::vector<std::pair<std::shared_ptr<Control>, PendingTransfer>>
+      late_;  // messages that arrived while the inbox was in use
   std::vector<bool> has_disconnected_;
   int disconnected_ = 0;
-  Pending barrier_;
+  PendingTransfer barrier_;
   std::optional<os::Clock::time_point> death_seen_;
   std::vector<int> dead_;      // dead ranks of this host
   std::size_t passed_on_ = 0;  // the number of those that have been reported to the groups

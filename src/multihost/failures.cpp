@@ -33,17 +33,17 @@ constexpr milliseconds longest_silence{300};
 
 }  // namespace
 
-void Health::decide(const Error& cause) {
+void FailureConsensus::decide(const Error& cause) {
   const std::lock_guard lock(mutex_);
   if (!decided_) decided_ = cause;
 }
 
-std::optional<Error> Health::decided() const {
+std::optional<Error> FailureConsensus::decided() const {
   const std::lock_guard lock(mutex_);
   return decided_;
 }
 
-std::optional<Error> Health::known_failure() const {
+std::optional<Error> FailureConsensus::known_failure() const {
   if (auto cause = decided()) return cause;
   if (const auto host = local_.lock())
     if (auto cause = host->error()) return cause;

@@ -81,12 +81,12 @@ struct Untaken {
 }  // namespace
 
 HostsGroup::HostsGroup(std::shared_ptr<Context> context, int number, Met met, int rank, milliseconds timeout,
-                       std::shared_ptr<Health> parent)
+                       std::shared_ptr<FailureConsensus> parent)
     : group::BaseGroup(rank, std::move(met.ranks), met.nonce, timeout),
       context_(std::move(context)),
       number_(number),
       hosts_(std::move(met.hosts)),
-      health_(std::make_shared<Health>(hosts_.local, std::move(parent))),
+      health_(std::make_shared<FailureConsensus>(hosts_.local, std::move(parent))),
       views_(static_cast<std::size_t>(size())),
       others_(others()) {
   for (int member = 0; member < size(); ++member) rank_of_.emplace(number_of(member), member);
@@ -108,14 +108,14 @@ group::LocalGroup* HostsGroup::shared() const noexcept {
 auto HostsGroup::in_phase(const WaitOptions& options) {
   if (has_ended_.load()) throw *error();
   if (has_other_hosts()) context_->enter();
-  return group::InPhase([this](const char* words) { phase_.store(words); }, options.phase);
+  return group::PhaseScope([this](const char* words) { phase_.store(words); }, options.phase);
 }
 
-int HostsGroup::tag(Tag kind) const noexcept {
+int HostsGroup::tag(MessageTag kind) const noexcept {
   return (number_ + 1) * tags_a_group + static_cast<int>(kind);
 }
 int HostsGroup::data_tag() const noexcept {
-  return tag(Tag::data);
+  return tag(MessageTag::data);
 }
 
 int HostsGroup::rank_of(int number) const noexcept {
@@ -124,7 +124,7 @@ int HostsGroup::rank_of(int number) const noexcept {
 }
 
 void HostsGroup::post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
-                      Finished finished) {
+                      SendEnd finished) {
   context_->adopt(number_of(to), transport().send(number_of(to), tag, bytes, std::move(keeper), finished));
 }
 
@@ -201,7 +201,7 @@ std::shared_ptr<const std::vector<std::byte>> HostsGroup::gather_hosts(std::span
   const RoundHead head{round_, record_bytes};
   const HostTree tree = host_tree();
   // Accepts the longest message of any round: a message of the wrong length must be reported as a mismatch of rounds.
-  const auto take = [&](int from, Tag tag, std::size_t ranks, milliseconds grace) {
+  const auto take = [&](int from, MessageTag tag, std::size_t ranks, milliseconds grace) {
     std::vector<std::byte> bytes =
         take_message(from, this->tag(tag), sizeof head + Group::max_record * ranks, options, grace);
     check_round(from, bytes, ranks, record_bytes, options);
@@ -214,7 +214,7 @@ std::shared_ptr<const std::vector<std::byte>> HostsGroup::gather_hosts(std::span
     std::size_t ranks = 0;
     for (const int host : tree.with_all_below(child)) ranks += hosts_.on(host).size();
     const std::vector<std::byte> records =
-        take(hosts_.leader(child), Tag::up, ranks, tree.height(hosts_.mine) * wait_step);
+        take(hosts_.leader(child), MessageTag::up, ranks, tree.height(hosts_.mine) * wait_step);
     below->insert(below->end(), records.begin() + sizeof head, records.end());
   }
   // Step 3.
@@ -230,27 +230,27 @@ std::shared_ptr<const std::vector<std::byte>> HostsGroup::gather_hosts(std::span
     *answer = with_head(head, all);
   } else {
     const int parent = hosts_.leader(tree.parent(hosts_.mine));
-    or_fail(parent, options, [&] { post(parent, tag(Tag::up), *below, below); });
-    *answer = take(parent, Tag::down, static_cast<std::size_t>(size()),
+    or_fail(parent, options, [&] { post(parent, tag(MessageTag::up), *below, below); });
+    *answer = take(parent, MessageTag::down, static_cast<std::size_t>(size()),
                    (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
     if (!all.empty()) std::memcpy(all.data(), answer->data() + sizeof head, all.size());
   }
   for (const int child : children)
-    or_fail(hosts_.leader(child), options, [&] { post(hosts_.leader(child), tag(Tag::down), *answer, answer); });
+    or_fail(hosts_.leader(child), options, [&] { post(hosts_.leader(child), tag(MessageTag::down), *answer, answer); });
   return answer;
 }
 
 std::vector<std::byte> HostsGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                                 milliseconds grace) {
   return or_fail(from, options, [&] {
-    std::unique_ptr<Found> found;
+    std::unique_ptr<ArrivedMessage> found;
     const std::array<int, 1> on{from};
     // `wait` evaluates its condition again after it was true.
     wait([&] { return found || (found = transport().find(number_of(from), tag)); }, {}, on, options, grace);
     const std::size_t length = found->bytes();
     if (length > most) group::fail_on_message(*this, from, length, most);
     const auto bytes = std::make_shared<std::vector<std::byte>>(length);
-    Pending pending = found->receive(*bytes, bytes);
+    PendingTransfer pending = found->receive(*bytes, bytes);
     // The sender may have left the group since. The rest of the message arrives when the sender calls the library next.
     wait([&] { return pending.test(); }, {}, on, options, grace, true);
     return std::move(*bytes);
@@ -278,29 +278,29 @@ std::size_t HostsGroup::longest_piece(int to) const {
 
 bool HostsGroup::packets_have_left(int to) {
   if (hosts_.is_here(to)) return true;
-  return untaken(to, tag(Tag::long_mail))->load() == 0 && transport().has_left(number_of(to));
+  return untaken(to, tag(MessageTag::long_mail))->load() == 0 && transport().has_left(number_of(to));
 }
 
 bool HostsGroup::do_try_send(int to, const group::PacketHead& head, std::span<const std::byte> packet) {
   if (hosts_.is_here(to)) return locally(to, [&] { return local().try_send(place_of(to), head, packet); });
   // Long packets must not delay short ones, which control the communication.
   const bool is_long = packet.size() > longest_packet();
-  const int tag = this->tag(is_long ? Tag::long_mail : Tag::mail);
+  const int tag = this->tag(is_long ? MessageTag::long_mail : MessageTag::mail);
   const auto untaken = this->untaken(to, tag);
   if (untaken->load() > most_untaken_packets - packet.size()) return false;
   auto copy = std::make_shared<Untaken>(*packet_memory_, head.size(), packet.size(), untaken);
   std::memcpy(copy->bytes.data(), head.data(), head.size());
   if (!packet.empty()) std::memcpy(copy->bytes.data() + head.size(), packet.data(), packet.size());
-  towards(to, [&] { post(to, tag, copy->bytes, copy, is_long ? Finished::sent : Finished::taken); });
+  towards(to, [&] { post(to, tag, copy->bytes, copy, is_long ? SendEnd::sent : SendEnd::taken); });
   progress();
   return true;
 }
 
 void HostsGroup::do_collect_packets(std::vector<int>& from) {
-  for (const Tag kind : {Tag::mail, Tag::long_mail}) {
-    const std::uint64_t most = kind == Tag::mail ? longest_packet() : longest_piece_between_hosts;
+  for (const MessageTag kind : {MessageTag::mail, MessageTag::long_mail}) {
+    const std::uint64_t most = kind == MessageTag::mail ? longest_packet() : longest_piece_between_hosts;
     for (std::size_t count = 0; count < most_collected; ++count) {
-      const std::unique_ptr<Found> found = transport().find(any_rank, tag(kind));
+      const std::unique_ptr<ArrivedMessage> found = transport().find(any_rank, tag(kind));
       if (!found) break;
       const int sender = rank_of(found->from());
       if (sender < 0) continue;
@@ -320,10 +320,10 @@ void HostsGroup::do_collect_packets(std::vector<int>& from) {
 
 bool HostsGroup::do_try_receive(int from, const group::PacketPlace& place) {
   if (hosts_.is_here(from)) return locally(from, [&] { return local().try_receive(place_of(from), place); });
-  return take_packet(from, Tag::mail, place) || take_packet(from, Tag::long_mail, place);
+  return take_packet(from, MessageTag::mail, place) || take_packet(from, MessageTag::long_mail, place);
 }
 
-bool HostsGroup::take_packet(int from, Tag kind, const group::PacketPlace& place) {
+bool HostsGroup::take_packet(int from, MessageTag kind, const group::PacketPlace& place) {
   const auto found = packets_.find({from, tag(kind)});
   if (found == packets_.end() || found->second.empty()) return false;
   std::deque<Coming>& coming = found->second;
@@ -352,7 +352,7 @@ void HostsGroup::do_wait_for_packets(const std::function<bool()>& done, std::spa
   locally(on.empty() ? -1 : on.front(), [&] { local().wait_for_packets(done, places, later(options)); });
 }
 
-int HostsGroup::agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options) {
+int HostsGroup::agree_on_number(const SplitPart& part, std::span<std::int32_t> words, const WaitOptions& options) {
   const bool is_member = part.position >= 0;
   const auto tell_all = [&](std::int32_t mine) {
     do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(words), options);
@@ -368,7 +368,7 @@ int HostsGroup::agree_on_number(const Part& part, std::span<std::int32_t> words,
   }
 }
 
-std::shared_ptr<group::BaseGroup> HostsGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
+std::shared_ptr<group::BaseGroup> HostsGroup::make_part(const SplitPart& part, Tie tie, const WaitOptions& options) {
   Nonce nonce{};  // the nonce of the first member becomes the nonce of the part
   std::vector<Nonce> nonces;
   std::vector<std::int32_t> words;

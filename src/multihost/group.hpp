@@ -69,10 +69,11 @@ namespace muster::multihost {
 ///     hosts next to this one have the decision, all ranks of this host throw it.
 /// A companion has no decision of its own. A failure that ends it permanently also fails its parent, and the companion
 /// throws the parent's decision. Its notices are sent from host to host along the tree.
-class Health {
+class FailureConsensus {
  public:
   /// `of` is the Health of the parent of a companion, otherwise null.
-  Health(const std::shared_ptr<Group>& local, std::shared_ptr<Health> of) : parent(std::move(of)), local_(local) {}
+  FailureConsensus(const std::shared_ptr<Group>& local, std::shared_ptr<FailureConsensus> of)
+      : parent(std::move(of)), local_(local) {}
   /// Sets the cause that this rank throws from now on. Later calls have no effect.
   void decide(const Error& cause);
   [[nodiscard]] std::optional<Error> decided() const;
@@ -80,7 +81,7 @@ class Health {
   [[nodiscard]] std::optional<Error> known_failure() const;
 
   std::atomic<std::uint64_t> progress{0};
-  const std::shared_ptr<Health> parent;
+  const std::shared_ptr<FailureConsensus> parent;
 
  private:
   std::weak_ptr<const Group> local_;  // the local group
@@ -88,11 +89,11 @@ class Health {
   std::optional<Error> decided_;
 };
 
-class HostsGroup final : public group::BaseGroup, private Listener {
+class HostsGroup final : public group::BaseGroup, private ControlListener {
  public:
   /// `number` is the number of the group in its context. `rank` is the rank of this process in the group.
   HostsGroup(std::shared_ptr<Context> context, int number, Met met, int rank, std::chrono::milliseconds timeout,
-             std::shared_ptr<Health> parent = nullptr);
+             std::shared_ptr<FailureConsensus> parent = nullptr);
   ~HostsGroup() override;
 
   /// Converts a group whose kind() shows that it has this class.
@@ -119,7 +120,7 @@ class HostsGroup final : public group::BaseGroup, private Listener {
 
   /// Sends `bytes`, which `keeper` keeps alive. The group may be destroyed before the send completes.
   void post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
-            Finished finished = Finished::sent);
+            SendEnd finished = SendEnd::sent);
   /// Waits for actions of ranks of other hosts, like wait_until; for routes. Advances the transport while it waits.
   template <class Done>
   void wait_for(const Done& done, std::span<const int> on, const WaitOptions& options);
@@ -147,7 +148,7 @@ class HostsGroup final : public group::BaseGroup, private Listener {
   bool do_try_receive(int from, const group::PacketPlace& place) override;
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
-  std::shared_ptr<group::BaseGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
+  std::shared_ptr<group::BaseGroup> make_part(const SplitPart& part, Tie tie, const WaitOptions& options) override;
 
  private:
   class Awaiting;
@@ -156,7 +157,7 @@ class HostsGroup final : public group::BaseGroup, private Listener {
   /// Begins a call of the group. Throws if the thread may not call the transport.
   [[nodiscard]] auto in_phase(const WaitOptions& options);
   /// The information about a rank of another host.
-  struct View {
+  struct RemoteRankState {
     std::uint64_t progress = 0;
     int waits_for = -1;
     bool has_left = false;
@@ -170,8 +171,8 @@ class HostsGroup final : public group::BaseGroup, private Listener {
 
   void take(const Control& control) override;
   void end() noexcept override;
-  enum class Tag : int { up = 0, down = 1, data = 4, mail = 8, long_mail = 9 };
-  [[nodiscard]] int tag(Tag kind) const noexcept;
+  enum class MessageTag : int { up = 0, down = 1, data = 4, mail = 8, long_mail = 9 };
+  [[nodiscard]] int tag(MessageTag kind) const noexcept;
   /// Checks that a message belongs to this round and has the size for `ranks` records. If not, the ranks are in
   /// different calls, and the group fails.
   void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
@@ -180,11 +181,11 @@ class HostsGroup final : public group::BaseGroup, private Listener {
   [[nodiscard]] int rank_of(int number) const noexcept;
   /// Returns a number for a new group of some of these ranks: the same on all of them, and unused on each. `words` has
   /// one element per rank.
-  int agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options);
+  int agree_on_number(const SplitPart& part, std::span<std::int32_t> words, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
   /// Receives a packet of that kind, if one has arrived.
-  bool take_packet(int from, Tag kind, const group::PacketPlace& place);
+  bool take_packet(int from, MessageTag kind, const group::PacketPlace& place);
   void tell_leaving() noexcept;
   /// Returns whether a failure of this group needs a decision of all hosts (Health).
   [[nodiscard]] bool needs_decision() const noexcept;
@@ -253,7 +254,7 @@ class HostsGroup final : public group::BaseGroup, private Listener {
   int number_;
   std::map<int, int> rank_of_;  // by the number in the transport
   Hosts hosts_;
-  std::shared_ptr<Health> health_;
+  std::shared_ptr<FailureConsensus> health_;
   std::atomic<std::uint32_t> round_{0};
   std::atomic<std::uint32_t> ended_round_{0};
   // The state of a failure. The lock of the context guards all of it.
@@ -278,13 +279,13 @@ class HostsGroup final : public group::BaseGroup, private Listener {
   struct Coming {
     std::shared_ptr<std::byte> memory;
     std::span<const std::byte> bytes;
-    Pending pending;
+    PendingTransfer pending;
   };
   std::map<std::pair<int, int>, std::deque<Coming>> packets_;  // by sender and tag, in order
   std::shared_ptr<BufferPool> packet_memory_ = std::make_shared<BufferPool>();
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{group::between_calls};
-  std::vector<View> views_;  // guarded by the lock of the context
+  std::vector<RemoteRankState> views_;  // guarded by the lock of the context
   std::unique_ptr<const group::Peers> others_;
   std::atomic<bool> has_ended_{false};
 };

@@ -50,11 +50,11 @@ std::string obstacle() noexcept {
 
 /// Returns one key per rank. Ranks that may be able to share memory according to their cards have the same key: the
 /// first of these ranks.
-std::vector<int> keys_of(std::span<const Card> cards) {
+std::vector<int> keys_of(std::span<const RankMetadata> cards) {
   std::vector<int> keys;
   std::map<std::tuple<std::string, std::uint64_t, std::uint32_t>, int> known;
   for (int rank = 0; rank < static_cast<int>(cards.size()); ++rank) {
-    const Card& card = cards[static_cast<std::size_t>(rank)];
+    const RankMetadata& card = cards[static_cast<std::size_t>(rank)];
     const bool is_known = card.network != 0 && get_text(card.boot) != os::unknown_boot && card.has_obstacle == 0;
     const std::string boot = is_known ? get_text(card.boot) : "rank " + std::to_string(rank);
     keys.push_back(known.emplace(std::tuple(boot, card.network, card.user), rank).first->second);
@@ -77,8 +77,8 @@ Hosts::Hosts(std::span<const int> keys, int self) {
   mine = host_of[static_cast<std::size_t>(self)];
 }
 
-Card own_card() {
-  Card card;
+RankMetadata own_card() {
+  RankMetadata card;
   card.bytes = sizeof card;
   put_text(card.version, version());
   card.pid = os::process_id();
@@ -90,17 +90,17 @@ Card own_card() {
   return card;
 }
 
-void check_versions(std::span<const Card> cards) {
+void check_versions(std::span<const RankMetadata> cards) {
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {
-    const Card& card = cards[rank];
-    if (card.magic == __builtin_bswap32(Card::right_magic))
+    const RankMetadata& card = cards[rank];
+    if (card.magic == __builtin_bswap32(RankMetadata::right_magic))
       throw Error(
           ErrorKind::version,
           fmt::format(
               "rank {} runs on a machine with another byte order. Start all ranks on machines with the same byte order",
               rank),
           {.rank = static_cast<int>(rank)});
-    if (card.magic != Card::right_magic || card.bytes != sizeof(Card) ||
+    if (card.magic != RankMetadata::right_magic || card.bytes != sizeof(RankMetadata) ||
         get_text(card.version) != get_text(cards.front().version))
       throw Error(ErrorKind::version,
                   fmt::format("rank {} runs Muster {}, rank 0 runs {}. Start all ranks with one version", rank,
@@ -118,7 +118,7 @@ Met meet(Transport& transport, std::chrono::milliseconds timeout) {
                     std::chrono::milliseconds(1000));
   };
   // Step 1.
-  Card mine = own_card();
+  RankMetadata mine = own_card();
   std::string why_not = obstacle();
   os::Fd beacon;
   try {
@@ -128,7 +128,7 @@ Met meet(Transport& transport, std::chrono::milliseconds timeout) {
   }
   mine.has_obstacle = why_not.empty() ? 0 : 1;
   const std::vector<std::byte> bytes = transport.tell_all(std::as_bytes(std::span(&mine, 1)), timeout);
-  std::vector<Card> cards(static_cast<std::size_t>(transport.size()));
+  std::vector<RankMetadata> cards(static_cast<std::size_t>(transport.size()));
   std::memcpy(cards.data(), bytes.data(), bytes.size());
   check_versions(cards);
   Met met;

@@ -90,7 +90,7 @@ struct Met {
 };
 
 /// The metadata record of a rank. Its first fields are the same in all versions.
-struct Card {
+struct RankMetadata {
   static constexpr std::uint32_t right_magic = 0x4d4d5049;
   std::uint32_t magic = right_magic;
   std::uint32_t bytes = 0;
@@ -104,14 +104,14 @@ struct Card {
   std::array<char, 128> host{};
   std::array<std::byte, 272> reserved{};
 };
-static_assert(sizeof(Card) == 512, "ranks of other versions must recognize the difference");
+static_assert(sizeof(RankMetadata) == 512, "ranks of other versions must recognize the difference");
 
 /// Returns the card of this process.
-Card own_card();
+RankMetadata own_card();
 
 /// Throws Error(version) if the ranks run different versions of Muster or have different byte orders. `cards` contains
 /// the cards of all ranks, so that all ranks reach the same result.
-void check_versions(std::span<const Card> cards);
+void check_versions(std::span<const RankMetadata> cards);
 
 /// Collective over all ranks of the transport. Throws Error(timeout), Error(version), Error(io).
 Met meet(Transport& transport, std::chrono::milliseconds timeout);

@@ -35,7 +35,7 @@
 namespace muster::multihost {
 namespace {
 
-using gather::Record;
+using gather::ExchangeRecord;
 
 // The bytes of its own tensor that the root copies before it advances the transport again.
 constexpr std::uint64_t own_piece = 1 << 20;
@@ -68,7 +68,7 @@ struct Plan {
   std::uint64_t window_piece = 0;
   std::vector<bool> is_near;  // the source writes into a ring of the root
 
-  Plan(const gather::Call& call, const HostsGroup& group, std::span<const Record> records)
+  Plan(const gather::GatherCall& call, const HostsGroup& group, std::span<const ExchangeRecord> records)
       : layout(gather::merge_layout(*call.merge, spec_of(call), call.list, records)), rows(merge::rows_of(layout)) {
     std::uint64_t largest = 0;
     for (const int rank : call.list) {
@@ -78,7 +78,7 @@ struct Plan {
     }
     window_piece = gather::merge_piece_bytes(call.list.size() - 1, largest);
   }
-  static TensorSpec spec_of(const gather::Call& call) {
+  static TensorSpec spec_of(const gather::GatherCall& call) {
     const TensorView& own = call.value->as_tensor().view();
     return {own.dtype(), own.shape()};
   }
@@ -105,14 +105,14 @@ struct Plan {
 /// Steps 2 to 5 on the root.
 class Merging {
  public:
-  Merging(const gather::Call& call, HostsGroup& group, Plan plan)
+  Merging(const gather::GatherCall& call, HostsGroup& group, Plan plan)
       : call_(call), group_(group), plan_(std::move(plan)), own_(call.value->as_tensor().view()) {}
 
   Tensor run();
 
  private:
   /// A source other than the root.
-  struct Lane {
+  struct SourceProgress {
     std::size_t source = 0;
     std::optional<std::uint64_t> straight = {};
     std::byte* slots = nullptr;  // of the window
@@ -120,19 +120,19 @@ class Merging {
     std::size_t whole = 0;       // the number of pieces that have arrived
   };
   void take_memory();
-  Receiver::Part part_of(Lane& lane);
+  Receiver::IncomingPart part_of(SourceProgress& lane);
   void copy_all(Receiver& receiver);
   void reduce_all(Receiver& receiver);
   /// Waits for the next piece of a source on the root's host.
-  void take_near(Lane& lane);
-  [[nodiscard]] const std::byte* at(const Lane& lane, std::size_t piece) const {
+  void take_near(SourceProgress& lane);
+  [[nodiscard]] const std::byte* at(const SourceProgress& lane, std::size_t piece) const {
     if (lane.ring != nullptr) return lane.ring->windows->window(lane.ring->turn).data();
     return lane.slots + piece % most_open * plan_.window_piece;
   }
   static void release(MergeRing& ring) { ring.windows->release(ring.turn++); }
   void copy_rows(std::size_t source, std::uint64_t begin, std::uint64_t end, const std::byte* from);
 
-  const gather::Call& call_;
+  const gather::GatherCall& call_;
   HostsGroup& group_;
   Plan plan_;
   const TensorView& own_;
@@ -140,15 +140,15 @@ class Merging {
   std::shared_ptr<std::byte> target_;
   std::shared_ptr<std::byte> window_;
   std::vector<std::byte> staging_;  // for strided elements of the root's own tensor
-  std::vector<Lane> far_;
-  std::vector<Lane> near_;
+  std::vector<SourceProgress> far_;
+  std::vector<SourceProgress> near_;
   // Read by any thread that advances the transport.
   std::atomic<std::size_t> reduced_ = 0;  // the number of pieces
   std::atomic<bool> is_merged_ = true;    // if false, the data that still arrives is dropped
 };
 
 Tensor Merging::run() {
-  std::vector<Receiver::Source> sources;
+  std::vector<Receiver::SenderLimit> sources;
   for (std::size_t source = 1; source < call_.list.size(); ++source) {
     if (plan_.bytes[source] == 0) continue;
     (plan_.is_near[source] ? near_ : far_).push_back({source});
@@ -160,7 +160,7 @@ Tensor Merging::run() {
     return part_of(far_[lane]);
   });
   is_merged_ = receiver.take_heads(wait_) && !failure;
-  for (const Lane& lane : near_)
+  for (const SourceProgress& lane : near_)
     gather::tell(call_, call_.list[lane.source], is_merged_ ? lane.ring->windows->place() : 0, receiving);
   if (is_merged_)
     group::or_fail(group_, [&] {
@@ -178,7 +178,7 @@ Tensor Merging::run() {
 void Merging::take_memory() {
   const std::uint64_t target = byte_size(plan_.layout.target.dtype, plan_.layout.target.shape);
   std::uint64_t slots = 0;
-  for (Lane& lane : far_) {
+  for (SourceProgress& lane : far_) {
     lane.straight = plan_.straight(lane.source);
     if (!lane.straight) slots += most_open;
   }
@@ -186,12 +186,12 @@ void Merging::take_memory() {
   target_ = pool->take(target, call_.options->pool_limit);
   window_ = pool->take(slots * plan_.window_piece, call_.options->pool_limit);
   std::byte* next = window_.get();
-  for (Lane& lane : far_) {
+  for (SourceProgress& lane : far_) {
     if (lane.straight) continue;
     lane.slots = next;
     next += most_open * plan_.window_piece;
   }
-  for (Lane& lane : near_) {
+  for (SourceProgress& lane : near_) {
     lane.ring = &merge_rings_of(group_)->own[call_.list[lane.source]];
     if (lane.ring->windows && lane.ring->windows->window_bytes() >= plan_.window_piece) continue;
     *lane.ring = {};
@@ -201,8 +201,8 @@ void Merging::take_memory() {
   if (!own_.is_contiguous()) staging_.resize(std::min(own_.nbytes(), plan_.reduces() ? plan_.window_piece : own_piece));
 }
 
-Receiver::Part Merging::part_of(Lane& lane) {
-  Receiver::Part part;
+Receiver::IncomingPart Merging::part_of(SourceProgress& lane) {
+  Receiver::IncomingPart part;
   part.pieces = plan_.pieces(lane.source);
   part.keeper = lane.straight ? target_ : window_;
   part.place = [this, &lane](std::size_t piece) -> std::span<std::byte> {
@@ -221,7 +221,7 @@ Receiver::Part Merging::part_of(Lane& lane) {
   return part;
 }
 
-void Merging::take_near(Lane& lane) {
+void Merging::take_near(SourceProgress& lane) {
   const int sender = call_.list[lane.source];
   lane.ring->windows->wait_full(lane.ring->turn, 1, std::span(&sender, 1), group_, wait_);
   group_.progress();
@@ -236,7 +236,7 @@ void Merging::copy_all(Receiver& receiver) {
   bool has_more = !near_.empty();
   for (std::size_t piece = 0; has_more; ++piece) {
     has_more = false;
-    for (Lane& lane : near_) {
+    for (SourceProgress& lane : near_) {
       if (piece >= plan_.pieces(lane.source)) continue;
       has_more = true;
       take_near(lane);
@@ -255,11 +255,11 @@ void Merging::reduce_all(Receiver& receiver) {
     const std::uint64_t begin = piece * plan_.window_piece;
     const std::uint64_t bytes = plan_.bytes_of(0, piece);
     parts[0] = merge::gapless(own_, begin, begin + bytes, staging_.data());
-    for (Lane& lane : near_) take_near(lane);
-    for (const std::vector<Lane>* lanes : {&far_, &near_})
-      for (const Lane& lane : *lanes) parts[lane.source] = at(lane, piece);
+    for (SourceProgress& lane : near_) take_near(lane);
+    for (const std::vector<SourceProgress>* lanes : {&far_, &near_})
+      for (const SourceProgress& lane : *lanes) parts[lane.source] = at(lane, piece);
     merge::reduce(plan_.layout.combine, own_.dtype(), {target_.get() + begin, bytes}, parts);
-    for (Lane& lane : near_) release(*lane.ring);
+    for (SourceProgress& lane : near_) release(*lane.ring);
     ++reduced_;
   }
 }
@@ -273,16 +273,16 @@ void Merging::copy_rows(std::size_t source, std::uint64_t begin, std::uint64_t e
 
 class HostsMerge final : public gather::Transfer {
  public:
-  HostsMerge(const gather::Call& call, HostsGroup& group)
+  HostsMerge(const gather::GatherCall& call, HostsGroup& group)
       : call_(call), group_(group), own_(call.value->as_tensor().view()) {}
 
-  void offer(Record& record) override {
+  void offer(ExchangeRecord& record) override {
     if (call_.is_first()) offer_to_receive(call_, *buffer_pool_of(group_), record);
     gather::offer_merge(*call_.merge, own_, record);
     record.moving_bytes = own_.nbytes();
   }
 
-  void move(std::span<const Record> records, ExchangeReport& report) override {
+  void move(std::span<const ExchangeRecord> records, ExchangeReport& report) override {
     Plan plan(call_, group_, records);
     for (std::size_t source = 1; source < plan.bytes.size(); ++source)
       if (!plan.is_near[source] && (call_.is_first() || source == call_.position))
@@ -294,7 +294,7 @@ class HostsMerge final : public gather::Transfer {
     if (own_.nbytes() == 0) return;
     if (plan.is_near[call_.position]) return write(plan.window_piece);
     Sender sender(call_, group_);
-    Record same;
+    ExchangeRecord same;
     sender.offer(call_.value, same);
     sender.send_only(call_.wait("merge: sending"), plan.piece_bytes(call_.position));
   }
@@ -330,7 +330,7 @@ class HostsMerge final : public gather::Transfer {
     });
   }
 
-  const gather::Call& call_;
+  const gather::GatherCall& call_;
   HostsGroup& group_;
   const TensorView& own_;
   Tensor result_;
@@ -338,7 +338,7 @@ class HostsMerge final : public gather::Transfer {
 
 }  // namespace
 
-std::unique_ptr<gather::Transfer> make_hosts_merge(const gather::Call& call, HostsGroup& group) {
+std::unique_ptr<gather::Transfer> make_hosts_merge(const gather::GatherCall& call, HostsGroup& group) {
   return std::make_unique<HostsMerge>(call, group);
 }
 

@@ -22,14 +22,15 @@ std::uint64_t descriptor_hash_of(std::span<const std::byte> descriptor) noexcept
 
 }  // namespace
 
-std::vector<Piece> cut(const std::vector<Placed>& tensors) {
-  std::vector<Piece> pieces;
+std::vector<MessagePiece> cut(const std::vector<Placed>& tensors) {
+  std::vector<MessagePiece> pieces;
   bool is_packing = false;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Placed& tensor = tensors[i];
     if (tensor.bytes == 0) continue;
     if (tensor.bytes >= large_tensor) {
-      for (const Piece& piece : cut_evenly(tensor, cut_piece)) pieces.push_back({piece.offset, piece.bytes, i, 1});
+      for (const MessagePiece& piece : cut_evenly(tensor, cut_piece))
+        pieces.push_back({piece.offset, piece.bytes, i, 1});
       is_packing = false;
       continue;
     }
@@ -45,16 +46,16 @@ std::vector<Piece> cut(const std::vector<Placed>& tensors) {
   return pieces;
 }
 
-std::vector<Piece> cut_evenly(const Placed& tensor, std::uint64_t piece_bytes) {
-  std::vector<Piece> pieces;
+std::vector<MessagePiece> cut_evenly(const Placed& tensor, std::uint64_t piece_bytes) {
+  std::vector<MessagePiece> pieces;
   for (std::uint64_t at = 0; at < tensor.bytes; at += piece_bytes)
     pieces.push_back({tensor.offset + at, std::min(piece_bytes, tensor.bytes - at), 0, 1});
   return pieces;
 }
 
-OutgoingTree::OutgoingTree(const Config& value, gather::Record& record) {
+OutgoingTree::OutgoingTree(const Config& value, gather::ExchangeRecord& record) {
   core::SlotLayout layout;
-  descriptor_ = core::encode_descriptor(value, [&](const Tensor& tensor) -> std::optional<core::Place> {
+  descriptor_ = core::encode_descriptor(value, [&](const Tensor& tensor) -> std::optional<core::TensorLocation> {
     record.payload_bytes += tensor.nbytes();
     places_.push_back({layout.place(tensor.nbytes()), tensor.nbytes()});
     tensors_.push_back(&tensor);
@@ -80,19 +81,19 @@ std::vector<std::byte> OutgoingTree::message(std::span<const std::byte> front, b
   return message;
 }
 
-bool OutgoingTree::is_packed(const Piece& piece) const {
+bool OutgoingTree::is_packed(const MessagePiece& piece) const {
   return piece.count != 1 || !tensors_[piece.first]->view().is_contiguous();
 }
 
-std::span<const std::byte> OutgoingTree::bytes_of(const Piece& piece) const {
+std::span<const std::byte> OutgoingTree::bytes_of(const MessagePiece& piece) const {
   return tensors_[piece.first]->bytes().subspan(piece.offset - places_[piece.first].offset, piece.bytes);
 }
 
-const std::shared_ptr<const void>& OutgoingTree::owner_of(const Piece& piece) const {
+const std::shared_ptr<const void>& OutgoingTree::owner_of(const MessagePiece& piece) const {
   return tensors_[piece.first]->owner();
 }
 
-void OutgoingTree::pack(const Piece& piece, std::byte* target) const {
+void OutgoingTree::pack(const MessagePiece& piece, std::byte* target) const {
   const Placed& first = places_[piece.first];
   if (piece.count == 1 && piece.bytes != first.bytes) {
     // A piece of a large strided tensor.
@@ -112,7 +113,7 @@ IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::u
     if (descriptor_hash_of(descriptor) != hash)
       throw Error(ErrorKind::corrupt, "malformed message: the descriptor differs from the announced one");
     tree.config = core::decode_descriptor(
-        descriptor, [&](DType dtype, const Shape& shape, std::uint64_t length, core::Place place) -> Tensor {
+        descriptor, [&](DType dtype, const Shape& shape, std::uint64_t length, core::TensorLocation place) -> Tensor {
           if (place.segment != 0 || place.offset > bytes || length > bytes - place.offset)
             throw Error(ErrorKind::corrupt, "malformed message: a tensor exceeds the announced bytes");
           places.push_back({place.offset, length});

@@ -36,27 +36,27 @@ struct Placed {
 };
 
 /// One message.
-struct Piece {
+struct MessagePiece {
   std::uint64_t offset = 0;  ///< in the layout
   std::uint64_t bytes = 0;
   std::size_t first = 0;  ///< the first tensor in the piece
   std::size_t count = 0;  ///< the number of tensors; 1 if a large tensor is cut
-  friend bool operator==(const Piece&, const Piece&) = default;
+  friend bool operator==(const MessagePiece&, const MessagePiece&) = default;
 };
 
 /// Cuts `tensors`, which are in the order of their offsets. Both sides get the same result. Empty tensors have no
 /// piece.
-std::vector<Piece> cut(const std::vector<Placed>& tensors);
+std::vector<MessagePiece> cut(const std::vector<Placed>& tensors);
 
 /// Cuts one tensor into pieces of the given size, however small it is.
-std::vector<Piece> cut_evenly(const Placed& tensor, std::uint64_t piece_bytes);
+std::vector<MessagePiece> cut_evenly(const Placed& tensor, std::uint64_t piece_bytes);
 
 /// The sender's side. The tree must stay unchanged while this object is used.
 class OutgoingTree {
  public:
   OutgoingTree() = default;
   /// Describes the tree in `record`. Throws as core::encode_descriptor.
-  OutgoingTree(const Config& value, gather::Record& record);
+  OutgoingTree(const Config& value, gather::ExchangeRecord& record);
 
   [[nodiscard]] std::span<const std::byte> descriptor() const noexcept { return descriptor_; }
   [[nodiscard]] std::uint64_t hash() const noexcept { return hash_; }
@@ -67,12 +67,12 @@ class OutgoingTree {
   /// Returns a message: `front`, the descriptor, and the bytes of the layout if `with_bytes` is set.
   [[nodiscard]] std::vector<std::byte> message(std::span<const std::byte> front, bool with_bytes) const;
   /// Returns whether a piece must be packed before it is sent.
-  [[nodiscard]] bool is_packed(const Piece& piece) const;
+  [[nodiscard]] bool is_packed(const MessagePiece& piece) const;
   /// Returns the bytes of a piece that need not be packed. owner_of returns their owner (null: the caller).
-  [[nodiscard]] std::span<const std::byte> bytes_of(const Piece& piece) const;
-  [[nodiscard]] const std::shared_ptr<const void>& owner_of(const Piece& piece) const;
+  [[nodiscard]] std::span<const std::byte> bytes_of(const MessagePiece& piece) const;
+  [[nodiscard]] const std::shared_ptr<const void>& owner_of(const MessagePiece& piece) const;
   /// Writes any piece to `target`, in the form that it has in the layout.
-  void pack(const Piece& piece, std::byte* target) const;
+  void pack(const MessagePiece& piece, std::byte* target) const;
 
  private:
   std::vector<std::byte> descriptor_;
@@ -85,7 +85,7 @@ class OutgoingTree {
 /// The receiver's side.
 struct IncomingTree {
   std::optional<Config> config;
-  std::vector<Piece> pieces;  ///< the pieces that must still be received
+  std::vector<MessagePiece> pieces;  ///< the pieces that must still be received
 };
 
 /// Returns the tree of `sender`, and checks the hash of its descriptor. Its tensors are in `buffer` and keep it alive;

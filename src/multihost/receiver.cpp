@@ -20,15 +20,16 @@ constexpr std::chrono::microseconds part_nap{200};
   throw Error(ErrorKind::corrupt, fmt::format("malformed header of a part from rank {}", sender), {.rank = sender});
 }
 
-bool is_whole(const Receiver::Part& part) {
+bool is_whole(const Receiver::IncomingPart& part) {
   return part.whole == part.pieces;
 }
 
 }  // namespace
 
-Receiver::Receiver(const gather::Call& call, HostsGroup& group, const std::vector<Source>& sources, Open open)
+Receiver::Receiver(const gather::GatherCall& call, HostsGroup& group, const std::vector<SenderLimit>& sources,
+                   Open open)
     : call_(call), group_(group), under_way_(group.context()), pool_(buffer_pool_of(group)), open_(std::move(open)) {
-  for (const Source& source : sources) lanes_.push_back({.rank = source.rank, .most = source.most});
+  for (const SenderLimit& source : sources) lanes_.push_back({.rank = source.rank, .most = source.most});
   if (lanes_.empty()) return;
   group_.context().add_hook(this, [this] { look(); });
 }
@@ -39,11 +40,11 @@ Receiver::~Receiver() {
 }
 
 bool Receiver::brings(int sender) const {
-  return std::ranges::find(lanes_, sender, &Lane::rank) != lanes_.end();
+  return std::ranges::find(lanes_, sender, &SenderLane::rank) != lanes_.end();
 }
 
-Receiver::Lane& Receiver::lane(int rank) {
-  return *std::ranges::find(lanes_, rank, &Lane::rank);
+Receiver::SenderLane& Receiver::lane(int rank) {
+  return *std::ranges::find(lanes_, rank, &SenderLane::rank);
 }
 
 template <class Done>
@@ -75,8 +76,8 @@ void Receiver::take_until(const Enough& enough, const WaitOptions& options) {
   group::or_fail(group_, [&] {
     for (;;) {
       std::vector<int> on;
-      std::vector<const Lane*> awaited;
-      const auto await = [&](const Lane& lane) {
+      std::vector<const SenderLane*> awaited;
+      const auto await = [&](const SenderLane& lane) {
         if (enough(lane)) return;
         on.push_back(lane.rank);
         awaited.push_back(&lane);
@@ -87,22 +88,23 @@ void Receiver::take_until(const Enough& enough, const WaitOptions& options) {
       }
       if (on.empty()) return;
       wait(
-          group_, on, [&] { return std::ranges::any_of(awaited, [&](const Lane* lane) { return enough(*lane); }); },
-          options);
+          group_, on,
+          [&] { return std::ranges::any_of(awaited, [&](const SenderLane* lane) { return enough(*lane); }); }, options);
     }
   });
 }
 
 bool Receiver::take_heads(const WaitOptions& options) {
-  take_until([](const Lane& lane) { return lane.has_said_bye; }, options);
+  take_until([](const SenderLane& lane) { return lane.has_said_bye; }, options);
   return !trouble_ && !is_without_;
 }
 
 void Receiver::take_pieces(std::size_t least, const WaitOptions& options) {
   take_until(
-      [least](const Lane& lane) {
-        return lane.has_said_bye &&
-               std::ranges::all_of(lane.parts, [&](const Part& part) { return part.whole >= least || is_whole(part); });
+      [least](const SenderLane& lane) {
+        return lane.has_said_bye && std::ranges::all_of(lane.parts, [&](const IncomingPart& part) {
+                 return part.whole >= least || is_whole(part);
+               });
       },
       options);
 }
@@ -111,7 +113,8 @@ void Receiver::take_all(const WaitOptions& options) {
   take_pieces(SIZE_MAX, options);
   if (!trouble_) return;
   // A connection that is still being opened holds a refusal back, and the next round does not move it.
-  take_until([this](const Lane& lane) { return group_.transport().has_left(group_.number_of(lane.rank)); }, options);
+  take_until([this](const SenderLane& lane) { return group_.transport().has_left(group_.number_of(lane.rank)); },
+             options);
   std::rethrow_exception(trouble_);
 }
 
@@ -121,7 +124,7 @@ void Receiver::look() {
 }
 
 std::vector<std::byte> Receiver::take_header(int rank, const WaitOptions& options) {
-  Lane& from = lane(rank);
+  SenderLane& from = lane(rank);
   wait(
       group_, std::span(&rank, 1),
       [&] { return trouble_ || from.parts.size() > from.headers_taken || from.has_said_bye; }, options);
@@ -135,11 +138,11 @@ std::vector<std::byte> Receiver::take_header(int rank, const WaitOptions& option
 }
 
 std::optional<Config> Receiver::take_part(int rank, const WaitOptions& options) {
-  Lane& from = lane(rank);
+  SenderLane& from = lane(rank);
   wait(
       group_, std::span(&rank, 1), [&] { return is_whole(from.parts.front()); }, options);
   const std::lock_guard lock(mutex_);
-  Part part = std::move(from.parts.front());
+  IncomingPart part = std::move(from.parts.front());
   from.parts.pop_front();
   --from.headers_taken;
   if (!part.is_counted) from.released->fetch_add(1, std::memory_order_release);
@@ -182,15 +185,15 @@ bool Receiver::try_step() noexcept {
 
 bool Receiver::step() {
   bool has_moved = false;
-  for (Lane& from : lanes_) has_moved = group_.towards(from.rank, [&] { return step_lane(from); }) || has_moved;
+  for (SenderLane& from : lanes_) has_moved = group_.towards(from.rank, [&] { return step_lane(from); }) || has_moved;
   has_moved_ = has_moved_ || has_moved;
   return has_moved;
 }
 
-bool Receiver::step_lane(Lane& from) {
+bool Receiver::step_lane(SenderLane& from) {
   bool has_moved = take_head(from);
   // Pieces arrive in order. The pieces of later parts wait for those of earlier parts.
-  for (Part& part : from.parts) {
+  for (IncomingPart& part : from.parts) {
     while (!part.open.empty() && part.open.front().test()) {
       part.open.pop_front();
       if (part.arrived) part.arrived(part.whole);
@@ -208,7 +211,7 @@ bool Receiver::step_lane(Lane& from) {
   return has_moved;
 }
 
-void Receiver::open_pieces(const Lane& from, Part& part) {
+void Receiver::open_pieces(const SenderLane& from, IncomingPart& part) {
   for (std::size_t next = part.whole + part.open.size(); next < part.pieces; ++next) {
     const std::span<std::byte> place = part.place(next);
     if (place.empty()) return;
@@ -217,10 +220,10 @@ void Receiver::open_pieces(const Lane& from, Part& part) {
 }
 
 // Step 3.
-bool Receiver::take_head(Lane& from) {
+bool Receiver::take_head(SenderLane& from) {
   if (from.has_said_bye) return false;
   if (!from.head.is_open()) {
-    const std::unique_ptr<Found> found =
+    const std::unique_ptr<ArrivedMessage> found =
         group_.transport().find(group_.number_of(from.rank), group_.data_tag() + head_tag);
     if (!found) return false;
     from.head_bytes = std::make_shared<std::vector<std::byte>>(found->bytes());
@@ -232,7 +235,7 @@ bool Receiver::take_head(Lane& from) {
   return true;
 }
 
-void Receiver::open_part(Lane& from, std::span<const std::byte> message) {
+void Receiver::open_part(SenderLane& from, std::span<const std::byte> message) {
   PartHead head;
   if (message.size() < sizeof head) refuse(group_.number_of(from.rank));
   std::memcpy(&head, message.data(), sizeof head);
@@ -257,14 +260,14 @@ void Receiver::open_part(Lane& from, std::span<const std::byte> message) {
     tell(from, {.grants = is_granted ? 1U : 0U, .is_last = call_.is_part ? 0U : 1U});
 }
 
-Receiver::Part Receiver::part_of(Lane& from, const PartHead& head, std::span<const std::byte> body) {
+Receiver::IncomingPart Receiver::part_of(SenderLane& from, const PartHead& head, std::span<const std::byte> body) {
   const std::uint64_t behind = head.is_inline != 0 ? head.moving_bytes : 0;
   if (head.moving_bytes > from.most || head.header_bytes > body.size() ||
       head.descriptor_bytes > body.size() - head.header_bytes ||
       behind != body.size() - head.header_bytes - head.descriptor_bytes)
     refuse(group_.number_of(from.rank));
   if (open_) return open_(static_cast<std::size_t>(&from - lanes_.data()));
-  Part part;
+  IncomingPart part;
   part.header.assign(body.begin(), body.begin() + static_cast<std::ptrdiff_t>(head.header_bytes));
   if (head.has_value == 0) return part;
   std::shared_ptr<std::byte> buffer;
@@ -285,7 +288,7 @@ Receiver::Part Receiver::part_of(Lane& from, const PartHead& head, std::span<con
   return part;
 }
 
-void Receiver::tell(Lane& to, const PartWord& word) {
+void Receiver::tell(SenderLane& to, const PartWord& word) {
   to.has_told_last = word.is_last != 0;
   const auto copy = std::make_shared<const PartWord>(word);
   group_.post(to.rank, group_.data_tag() + word_tag, std::as_bytes(std::span(copy.get(), 1)), copy);
@@ -298,9 +301,9 @@ void Receiver::settle(Group& group, const WaitOptions& options) {
     const std::lock_guard lock(mutex_);
     failure_ = nullptr;
     is_settling_ = true;
-    for (Lane& to : lanes_) tell(to, {.is_last = 1});
+    for (SenderLane& to : lanes_) tell(to, {.is_last = 1});
   }
-  for (Lane& from : lanes_)
+  for (SenderLane& from : lanes_)
     wait(
         waits, std::span(&from.rank, 1),
         [&] {

@@ -21,14 +21,14 @@
 
 namespace muster::multihost {
 
-bool goes_between_hosts(const gather::Call& call, const HostsGroup& group, int sender) {
+bool goes_between_hosts(const gather::GatherCall& call, const HostsGroup& group, int sender) {
   return gather::is_between_hosts(call.forced) || group.host_of(sender) != group.host_of(call.first());
 }
 
-void offer_to_receive(const gather::Call& call, BufferPool& pool, gather::Record& record) {
+void offer_to_receive(const gather::GatherCall& call, BufferPool& pool, gather::ExchangeRecord& record) {
   record.receives = true;
   const std::uint64_t held = pool.bytes() + merge_ring_bytes(*call.group);
-  const bool has_windows = call.operation == gather::Operation::merge;
+  const bool has_windows = call.operation == gather::GatherKind::merge;
   record.free = pool.free_bytes() + (has_windows ? merge_ring_bytes(*call.group, &call.list) : 0);
   record.room = call.options->memory_budget - std::min(call.options->memory_budget, held);
   const os::MemoryHeadroom room = pool.headroom();
@@ -38,26 +38,26 @@ void offer_to_receive(const gather::Call& call, BufferPool& pool, gather::Record
 
 namespace {
 
-using gather::Call;
-using gather::Operation;
-using gather::Record;
+using gather::ExchangeRecord;
+using gather::GatherCall;
+using gather::GatherKind;
 
 class HostsTransfer final : public gather::Transfer {
  public:
-  HostsTransfer(const Call& call, HostsGroup& group) : call_(call), group_(group) {
+  HostsTransfer(const GatherCall& call, HostsGroup& group) : call_(call), group_(group) {
     if (call_.is_sender() && call_.value != nullptr && goes_between_hosts(call_, group_, group_.rank()))
       sender_.emplace(call_, group_);
     else if (group.region_of(group.rank()) != nullptr)
       near_ = gather::RouteTable::instance().find(Route::shm)->begin(call_);
   }
 
-  void offer(Record& record) override {
+  void offer(ExchangeRecord& record) override {
     if (sender_) sender_->offer(call_.value, record);
     if (near_) near_->offer(record);
     if (call_.is_first()) offer_to_receive(call_, *buffer_pool_of(group_), record);
     payload_bytes_ = record.payload_bytes;
   }
-  void move(std::span<const Record> records, ExchangeReport& report) override {
+  void move(std::span<const ExchangeRecord> records, ExchangeReport& report) override {
     if (call_.is_first()) return receive({records.begin(), records.end()}, report);
     if (near_) return near_->move(records, report);
     if (!sender_) return;
@@ -74,20 +74,20 @@ class HostsTransfer final : public gather::Transfer {
     for (auto& [position, value] : received_) entries[position] = std::move(value);
     return entries;
   }
-  std::vector<std::unique_ptr<gather::Obligation>> obligations() override {
-    return near_ ? near_->obligations() : std::vector<std::unique_ptr<gather::Obligation>>{};
+  std::vector<std::unique_ptr<gather::OutstandingLease>> obligations() override {
+    return near_ ? near_->obligations() : std::vector<std::unique_ptr<gather::OutstandingLease>>{};
   }
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override {
     return (near_ ? near_->pool_bytes() : 0) + buffer_pool_of(group_)->bytes();
   }
 
  private:
-  void receive(std::vector<Record> records, ExchangeReport& report) {
+  void receive(std::vector<ExchangeRecord> records, ExchangeReport& report) {
     const WaitOptions wait = call_.wait("gather: receiving");
-    std::vector<Receiver::Source> sources;
+    std::vector<Receiver::SenderLimit> sources;
     for (std::size_t position = 1; position < call_.list.size(); ++position) {
       const int sender = call_.list[position];
-      Record& record = records[static_cast<std::size_t>(sender)];
+      ExchangeRecord& record = records[static_cast<std::size_t>(sender)];
       if (!record.has_value || !goes_between_hosts(call_, group_, sender)) continue;
       report.network_bytes += record.payload_bytes;
       received_.emplace_back(position, std::nullopt);
@@ -109,7 +109,7 @@ class HostsTransfer final : public gather::Transfer {
     for (auto& [position, value] : received_) value = receiver.take_only(call_.list[position]);
   }
 
-  const Call& call_;
+  const GatherCall& call_;
   HostsGroup& group_;
   std::uint64_t payload_bytes_ = 0;
   std::optional<Sender> sender_;                                         // to another host
@@ -123,27 +123,30 @@ class HostsRoute final : public gather::RouteDriver {
       : route_(route), name_(std::move(name)), remedy_(std::move(remedy)) {}
 
   [[nodiscard]] Route route() const noexcept override { return route_; }
-  [[nodiscard]] bool is_usable(const Call& call) const override { return call.group->kind() == to_string(route_); }
-  [[nodiscard]] std::string obstacle(const Call& call) const override {
+  [[nodiscard]] bool is_usable(const GatherCall& call) const override {
+    return call.group->kind() == to_string(route_);
+  }
+  [[nodiscard]] std::string obstacle(const GatherCall& call) const override {
     return fmt::format("the group is of kind {}: {}", in_quotes(call.group->kind()), remedy_);
   }
-  [[nodiscard]] std::string reason(const Call&) const override {
+  [[nodiscard]] std::string reason(const GatherCall&) const override {
     return fmt::format("the ranks of the list are on several hosts: {} between hosts, shared memory on the root's host",
                        name_);
   }
-  std::unique_ptr<gather::Transfer> begin(const Call& call) const override {
+  std::unique_ptr<gather::Transfer> begin(const GatherCall& call) const override {
     HostsGroup& group = HostsGroup::of(*call.group);
-    if (call.operation == Operation::merge) return make_hosts_merge(call, group);
+    if (call.operation == GatherKind::merge) return make_hosts_merge(call, group);
     return std::make_unique<HostsTransfer>(call, group);
   }
-  std::unique_ptr<gather::PartSender> open_part_sender(const Call& call) const override {
+  std::unique_ptr<gather::PartSender> open_part_sender(const GatherCall& call) const override {
     HostsGroup& group = HostsGroup::of(*call.group);
     if (!call.is_sender() || !goes_between_hosts(call, group, group.rank())) return nullptr;
     return std::make_unique<Sender>(call, group);
   }
-  std::unique_ptr<gather::PartReceiver> open_part_receiver(const Call& call, std::uint64_t part_bytes) const override {
+  std::unique_ptr<gather::PartReceiver> open_part_receiver(const GatherCall& call,
+                                                           std::uint64_t part_bytes) const override {
     HostsGroup& group = HostsGroup::of(*call.group);
-    std::vector<Receiver::Source> sources;
+    std::vector<Receiver::SenderLimit> sources;
     for (std::size_t position = 1; position < call.list.size(); ++position)
       if (goes_between_hosts(call, group, call.list[position])) sources.push_back({call.list[position], part_bytes});
     return std::make_unique<Receiver>(call, group, sources);

@@ -43,7 +43,7 @@ bool Eagerness::again(bool has_moved) noexcept {
   return true;
 }
 
-Sender::Sender(const gather::Call& call, HostsGroup& group)
+Sender::Sender(const gather::GatherCall& call, HostsGroup& group)
     : call_(call), first_(call.first()), group_(group), waits_(&group) {}
 
 template <class Done>
@@ -75,7 +75,7 @@ void Sender::wait_for_credit(std::size_t depth, const WaitOptions& options) {
   wait([&] { return sent_ - credits_ < depth; }, options);
 }
 
-void Sender::offer(const Config* value, gather::Record& record) {
+void Sender::offer(const Config* value, gather::ExchangeRecord& record) {
   has_value_ = value != nullptr;
   record.has_value = has_value_;
   tree_ = value == nullptr ? OutgoingTree() : OutgoingTree(*value, record);
@@ -86,7 +86,7 @@ void Sender::offer(const Config* value, gather::Record& record) {
 }
 
 void Sender::send(std::span<const std::byte> header, const WaitOptions& options) {
-  std::vector<Piece> pieces;
+  std::vector<MessagePiece> pieces;
   if (tree_.bytes() > rides_along) pieces = cut(tree_.places());
   prepare(pieces);
   send_part(header, std::move(pieces), options);
@@ -94,11 +94,11 @@ void Sender::send(std::span<const std::byte> header, const WaitOptions& options)
 }
 
 void Sender::send_only(const WaitOptions& options, std::optional<std::uint64_t> piece_bytes) {
-  std::vector<Piece> pieces;
+  std::vector<MessagePiece> pieces;
   try {
     if (call_.stage) {
       call_.stage();
-      gather::Record same;
+      gather::ExchangeRecord same;
       offer(call_.value, same);
     }
     if (piece_bytes)
@@ -119,10 +119,10 @@ void Sender::send_only(const WaitOptions& options, std::optional<std::uint64_t> 
 }
 
 // Step 2.
-void Sender::prepare(const std::vector<Piece>& pieces) {
+void Sender::prepare(const std::vector<MessagePiece>& pieces) {
   std::size_t packed = 0;
   std::uint64_t largest = 0;
-  for (const Piece& piece : pieces) {
+  for (const MessagePiece& piece : pieces) {
     if (!tree_.is_packed(piece)) continue;
     ++packed;
     largest = std::max(largest, piece.bytes);
@@ -145,7 +145,8 @@ void Sender::send_head(PartHead head, std::span<const std::byte> header, const W
   start(*message, message, options, head_tag);
 }
 
-void Sender::send_part(std::span<const std::byte> header, std::vector<Piece> pieces, const WaitOptions& options) {
+void Sender::send_part(std::span<const std::byte> header, std::vector<MessagePiece> pieces,
+                       const WaitOptions& options) {
   ++sent_;
   send_head({.header_bytes = header.size(),
              .descriptor_bytes = tree_.descriptor().size(),
@@ -168,7 +169,7 @@ void Sender::send_part(std::span<const std::byte> header, std::vector<Piece> pie
   drain(0, options);
 }
 
-void Sender::send_piece(const Piece& piece, const WaitOptions& options) {
+void Sender::send_piece(const MessagePiece& piece, const WaitOptions& options) {
   if (!tree_.is_packed(piece)) return start(tree_.bytes_of(piece), tree_.owner_of(piece), options);
   // Use the buffer that was filled first. When the sends before it have completed, no send holds it.
   const std::shared_ptr<std::byte> packed = buffers_[next_buffer_++ % buffers_.size()];
@@ -183,7 +184,7 @@ void Sender::start(std::span<const std::byte> bytes, std::shared_ptr<const void>
   drain(pieces_under_way - 1, options);
   under_way_.push_back(group_.towards(first_, [&] {
     return group_.transport().send(group_.number_of(first_), group_.data_tag() + tag, bytes, std::move(keeper),
-                                   Finished::sent);
+                                   SendEnd::sent);
   }));
   eagerness_.note();
 }
@@ -213,8 +214,8 @@ void Sender::drain(std::size_t most, const WaitOptions& options) {
     // memory of its views. Otherwise MPI may read it until the process ends, and the error of the group reports that.
     const auto until = Eagerness::Clock::now() + longest_after(error, group_.number_of(first_));
     for (;;) {
-      std::erase_if(under_way_, [](Pending& send) { return send.is_over(); });
-      if (std::ranges::none_of(under_way_, &Pending::borrows) || group_.transport().must_rest() ||
+      std::erase_if(under_way_, [](PendingTransfer& send) { return send.is_over(); });
+      if (std::ranges::none_of(under_way_, &PendingTransfer::borrows) || group_.transport().must_rest() ||
           Eagerness::Clock::now() >= until)
         break;
       std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -230,7 +231,7 @@ void Sender::settle(Group& group, const WaitOptions& options) {
   wait([&] { return has_last_; }, options);
   if (granted_ == asked_ && next_piece_ < pieces_.size()) {
     std::uint64_t longest = 0;
-    for (const Piece& piece : pieces_) longest = std::max(longest, piece.bytes);
+    for (const MessagePiece& piece : pieces_) longest = std::max(longest, piece.bytes);
     const auto zeros = std::make_shared<std::vector<std::byte>>(longest);
     for (; next_piece_ < pieces_.size(); ++next_piece_)
       start(std::span(*zeros).first(pieces_[next_piece_].bytes), zeros, options);

@@ -49,15 +49,15 @@ namespace muster::multihost {
 
 /// Returns whether the root receives the tensors of `sender` over the transport. This holds for ranks of other hosts.
 /// If the route is forced, it also holds for ranks of the root's host.
-bool goes_between_hosts(const gather::Call& call, const HostsGroup& group, int sender);
+bool goes_between_hosts(const gather::GatherCall& call, const HostsGroup& group, int sender);
 /// Announces, on the root before round 1, the size of its pool and how far it may grow.
-void offer_to_receive(const gather::Call& call, BufferPool& pool, gather::Record& record);
+void offer_to_receive(const gather::GatherCall& call, BufferPool& pool, gather::ExchangeRecord& record);
 
 /// Registers the route of a transport. The route has the same name as the kind of its groups. `name` is the name of the
 /// transport; `remedy` describes how to make a group over it.
 void add_route(Route route, std::string name, std::string remedy);
 
-std::unique_ptr<gather::Transfer> make_hosts_merge(const gather::Call& call, HostsGroup& group);
+std::unique_ptr<gather::Transfer> make_hosts_merge(const gather::GatherCall& call, HostsGroup& group);
 /// Returns the bytes of shared memory that merges keep with the group, of the windows for `senders` or for all senders.
 std::uint64_t merge_ring_bytes(Group& group, const std::vector<int>* senders = nullptr);
 /// Frees that memory and returns its size in bytes.
@@ -105,10 +105,10 @@ class Eagerness {
 
 class Sender final : public gather::PartSender {
  public:
-  Sender(const gather::Call& call, HostsGroup& group);
+  Sender(const gather::GatherCall& call, HostsGroup& group);
 
   void wait_for_credit(std::size_t depth, const WaitOptions& options) override;
-  void offer(const Config* value, gather::Record& record) override;
+  void offer(const Config* value, gather::ExchangeRecord& record) override;
   void send(std::span<const std::byte> header, const WaitOptions& options) override;
   void settle(Group& group, const WaitOptions& options) override;
 
@@ -120,10 +120,10 @@ class Sender final : public gather::PartSender {
   template <class Done>
   void wait(const Done& done, const WaitOptions& options);
   void take_words();
-  void prepare(const std::vector<Piece>& pieces);
+  void prepare(const std::vector<MessagePiece>& pieces);
   void send_head(PartHead head, std::span<const std::byte> header, const WaitOptions& options);
-  void send_part(std::span<const std::byte> header, std::vector<Piece> pieces, const WaitOptions& options);
-  void send_piece(const Piece& piece, const WaitOptions& options);
+  void send_part(std::span<const std::byte> header, std::vector<MessagePiece> pieces, const WaitOptions& options);
+  void send_piece(const MessagePiece& piece, const WaitOptions& options);
   /// `bytes` stay valid until they have been sent. `keeper` keeps them longer if the transport never releases them.
   void start(std::span<const std::byte> bytes, std::shared_ptr<const void> keeper, const WaitOptions& options,
              int tag = 0);
@@ -131,16 +131,16 @@ class Sender final : public gather::PartSender {
   /// the bytes of these messages.
   void drain(std::size_t most, const WaitOptions& options);
 
-  const gather::Call& call_;
+  const gather::GatherCall& call_;
   int first_;
   HostsGroup& group_;
   HostsGroup* waits_;  // the group whose waits are used; messages always use group_
   std::vector<std::shared_ptr<std::byte>> buffers_;
   std::size_t next_buffer_ = 0;
-  std::deque<Pending> under_way_;
+  std::deque<PendingTransfer> under_way_;
   Eagerness eagerness_;
   std::shared_ptr<PartWord> word_ = std::make_shared<PartWord>();
-  Pending words_;  // open from the first wait to the last word
+  PendingTransfer words_;  // open from the first wait to the last word
   bool has_last_ = false;
   std::uint64_t sent_ = 0;  // parts
   std::uint64_t credits_ = 0;
@@ -150,14 +150,14 @@ class Sender final : public gather::PartSender {
   OutgoingTree tree_;
   bool has_value_ = false;
   // The last part whose header message was sent.
-  std::vector<Piece> pieces_;
+  std::vector<MessagePiece> pieces_;
   std::size_t next_piece_ = 0;
 };
 
 class Receiver final : public gather::PartReceiver {
  public:
   /// A part that is being received.
-  struct Part {
+  struct IncomingPart {
     std::vector<std::byte> header;
     std::optional<Config> config;
     std::size_t pieces = 0;
@@ -169,17 +169,17 @@ class Receiver final : public gather::PartReceiver {
     bool is_counted = false;  // the release of its buffer adds the credit
     // The receives of pieces `whole` to `whole + open.size()`, in order.
     std::size_t whole = 0;
-    std::deque<Pending> open = {};
+    std::deque<PendingTransfer> open = {};
   };
   /// A sender, and the maximum number of bytes per part.
-  struct Source {
+  struct SenderLimit {
     int rank = 0;
     std::uint64_t most = 0;
   };
   /// Returns the destination of a source whose part is not a tree. Its bytes never arrive in the header message.
-  using Open = std::function<Part(std::size_t source)>;
+  using Open = std::function<IncomingPart(std::size_t source)>;
 
-  Receiver(const gather::Call& call, HostsGroup& group, const std::vector<Source>& sources, Open open = {});
+  Receiver(const gather::GatherCall& call, HostsGroup& group, const std::vector<SenderLimit>& sources, Open open = {});
   ~Receiver() override;
   Receiver& operator=(Receiver&&) = delete;
 
@@ -204,12 +204,12 @@ class Receiver final : public gather::PartReceiver {
   void look();
 
  private:
-  struct Lane {
+  struct SenderLane {
     int rank = 0;
     std::uint64_t most = 0;
-    Pending head = {};  // being received
+    PendingTransfer head = {};  // being received
     std::shared_ptr<std::vector<std::byte>> head_bytes = {};
-    std::deque<Part> parts = {};  // the next one to take is at the front
+    std::deque<IncomingPart> parts = {};  // the next one to take is at the front
     std::size_t headers_taken = 0;
     Credits released = std::make_shared<std::atomic<std::uint64_t>>(0);
     std::uint64_t told = 0;  // credits
@@ -217,7 +217,7 @@ class Receiver final : public gather::PartReceiver {
     bool has_told_last = false;
   };
 
-  Lane& lane(int rank);
+  SenderLane& lane(int rank);
   template <class Done>
   void wait(HostsGroup& group, std::span<const int> on, const Done& done, const WaitOptions& options);
   template <class Enough>
@@ -226,20 +226,20 @@ class Receiver final : public gather::PartReceiver {
   bool step();
   /// Keeps an error for the next call that waits.
   bool try_step() noexcept;
-  bool step_lane(Lane& lane);
-  void open_pieces(const Lane& lane, Part& part);
-  bool take_head(Lane& lane);
-  void open_part(Lane& lane, std::span<const std::byte> message);
-  Part part_of(Lane& lane, const PartHead& head, std::span<const std::byte> body);
-  void tell(Lane& lane, const PartWord& word);
+  bool step_lane(SenderLane& lane);
+  void open_pieces(const SenderLane& lane, IncomingPart& part);
+  bool take_head(SenderLane& lane);
+  void open_part(SenderLane& lane, std::span<const std::byte> message);
+  IncomingPart part_of(SenderLane& lane, const PartHead& head, std::span<const std::byte> body);
+  void tell(SenderLane& lane, const PartWord& word);
   void attend(const std::stop_token& stop, std::condition_variable_any& changed);
 
-  const gather::Call& call_;
+  const gather::GatherCall& call_;
   HostsGroup& group_;
   Context::UnderWay under_way_;
   std::shared_ptr<BufferPool> pool_;
   Open open_;
-  std::vector<Lane> lanes_;
+  std::vector<SenderLane> lanes_;
 
   // The mutex guards the state above while another thread may call step().
   ForkMutex mutex_;

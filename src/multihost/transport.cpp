@@ -7,7 +7,7 @@
 
 namespace muster::multihost {
 
-Pending& Pending::operator=(Pending&& other) noexcept {
+PendingTransfer& PendingTransfer::operator=(PendingTransfer&& other) noexcept {
   if (this != &other) {
     if (operation_) operation_->abandon();
     operation_ = std::move(other.operation_);
@@ -15,16 +15,16 @@ Pending& Pending::operator=(Pending&& other) noexcept {
   return *this;
 }
 
-Pending::~Pending() {
+PendingTransfer::~PendingTransfer() {
   if (operation_) operation_->abandon();
 }
 
-bool Pending::test() {
+bool PendingTransfer::test() {
   if (operation_ && operation_->test()) operation_.reset();
   return operation_ == nullptr;
 }
 
-bool Pending::is_over() noexcept {
+bool PendingTransfer::is_over() noexcept {
   try {
     return test();
   } catch (const std::exception&) {
@@ -32,7 +32,7 @@ bool Pending::is_over() noexcept {
   }
 }
 
-void Pending::wait(std::chrono::milliseconds longest, const std::string& late) {
+void PendingTransfer::wait(std::chrono::milliseconds longest, const std::string& late) {
   const auto deadline = os::Clock::now() + longest;
   while (!test()) {
     if (os::Clock::now() > deadline) throw Error(ErrorKind::timeout, late);
@@ -40,11 +40,11 @@ void Pending::wait(std::chrono::milliseconds longest, const std::string& late) {
   }
 }
 
-void Pending::cancel() noexcept {
+void PendingTransfer::cancel() noexcept {
   if (operation_ && operation_->cancel()) operation_.reset();
 }
 
-Pending Transport::send_copy(int to, int tag, std::span<const std::byte> bytes, Finished finished) {
+PendingTransfer Transport::send_copy(int to, int tag, std::span<const std::byte> bytes, SendEnd finished) {
   const auto copy = std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end());
   return send(to, tag, *copy, copy, finished);
 }

@@ -31,13 +31,13 @@ inline constexpr int first_tag = 3;
 
 /// When a send completes: when its bytes can be reused (sent), or when the receiver has also begun to receive it
 /// (taken).
-enum class Finished : std::uint8_t { sent, taken };
+enum class SendEnd : std::uint8_t { sent, taken };
 
 /// An operation of the transport. Its memory is kept until the transport has released it.
-class Operation {
+class TransferOperation {
  public:
-  virtual ~Operation() = default;
-  Operation& operator=(Operation&&) = delete;
+  virtual ~TransferOperation() = default;
+  TransferOperation& operator=(TransferOperation&&) = delete;
 
   /// Returns whether the operation has completed, and advances the transport. Throws Error(io) if the other rank cannot
   /// be reached, and an error if the transport must rest.
@@ -51,18 +51,18 @@ class Operation {
 };
 
 /// A send, a receive or a barrier in progress. It has one owner.
-class Pending {
+class PendingTransfer {
  public:
-  Pending() noexcept = default;
-  explicit Pending(std::shared_ptr<Operation> operation) noexcept : operation_(std::move(operation)) {}
-  Pending(Pending&& other) noexcept = default;
-  Pending& operator=(Pending&& other) noexcept;
+  PendingTransfer() noexcept = default;
+  explicit PendingTransfer(std::shared_ptr<TransferOperation> operation) noexcept : operation_(std::move(operation)) {}
+  PendingTransfer(PendingTransfer&& other) noexcept = default;
+  PendingTransfer& operator=(PendingTransfer&& other) noexcept;
   /// Abandons an operation that has not completed.
-  ~Pending();
+  ~PendingTransfer();
 
   [[nodiscard]] bool is_open() const noexcept { return operation_ != nullptr; }
   [[nodiscard]] bool borrows() const noexcept { return operation_ && operation_->borrows(); }
-  /// Returns whether the operation has completed, and advances the transport. Throws as Operation::test.
+  /// Returns whether the operation has completed, and advances the transport. Throws as GatherKind::test.
   bool test();
   /// Returns whether the operation has completed. Used as a last check after a failure: between live ranks the
   /// transport may have completed it.
@@ -73,21 +73,21 @@ class Pending {
   void cancel() noexcept;
 
  private:
-  std::shared_ptr<Operation> operation_;
+  std::shared_ptr<TransferOperation> operation_;
 };
 
 /// A message that has arrived, and that no other receive can match any more. If it is destroyed without a receive, its
 /// bytes are dropped; the sender does not wait for them.
-class Found {
+class ArrivedMessage {
  public:
-  virtual ~Found() = default;
-  Found& operator=(Found&&) = delete;
+  virtual ~ArrivedMessage() = default;
+  ArrivedMessage& operator=(ArrivedMessage&&) = delete;
 
   [[nodiscard]] virtual int from() const noexcept = 0;
   [[nodiscard]] virtual int tag() const noexcept = 0;
   [[nodiscard]] virtual std::size_t bytes() const = 0;
   /// `place` has at least bytes() bytes.
-  virtual Pending receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) = 0;
+  virtual PendingTransfer receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) = 0;
 };
 
 class Transport {
@@ -106,23 +106,24 @@ class Transport {
   [[nodiscard]] virtual int most_tag() const = 0;
 
   /// Sends `bytes`, at most largest_piece. They must stay valid until the send has completed: `keeper` keeps them
-  /// alive, or the caller if it is null. Throws as Operation::test.
-  virtual Pending send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
-                       Finished finished) = 0;
+  /// alive, or the caller if it is null. Throws as GatherKind::test.
+  virtual PendingTransfer send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+                               SendEnd finished) = 0;
   /// Sends a copy of `bytes`.
-  Pending send_copy(int to, int tag, std::span<const std::byte> bytes, Finished finished);
+  PendingTransfer send_copy(int to, int tag, std::span<const std::byte> bytes, SendEnd finished);
   /// Returns whether all messages to `to` that depend only on that rank have left this process. Returns true if the
   /// transport does not know.
   [[nodiscard]] virtual bool has_left([[maybe_unused]] int to) { return true; }
   /// Receives from `from`, which may be any_rank. `bytes` must be large enough for the message.
-  virtual Pending receive(int from, int tag, std::span<std::byte> bytes, std::shared_ptr<const void> keeper) = 0;
+  virtual PendingTransfer receive(int from, int tag, std::span<std::byte> bytes,
+                                  std::shared_ptr<const void> keeper) = 0;
   /// Returns the oldest message from `from`, which may be any_rank, that no receive waits for. Returns null if none
-  /// exists. Throws as Operation::test; for any_rank a lost rank is not an error (next_lost).
-  virtual std::unique_ptr<Found> find(int from, int tag) = 0;
+  /// exists. Throws as GatherKind::test; for any_rank a lost rank is not an error (next_lost).
+  virtual std::unique_ptr<ArrivedMessage> find(int from, int tag) = 0;
   /// Like find, for any rank and any tag from first_tag on.
-  virtual std::unique_ptr<Found> find_any() = 0;
+  virtual std::unique_ptr<ArrivedMessage> find_any() = 0;
   /// Collective. At most one barrier may be in progress at a time.
-  virtual Pending barrier() = 0;
+  virtual PendingTransfer barrier() = 0;
   /// Gathers the same number of bytes from every rank, in rank order. Collective; used before groups exist. Throws
   /// Error(timeout), Error(io).
   virtual std::vector<std::byte> tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) = 0;

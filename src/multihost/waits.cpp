@@ -77,7 +77,7 @@ void HostsGroup::take(const Control& control) {
   }
   const int from = rank_of(control.from);
   if (from < 0) return;
-  View& view = views_[static_cast<std::size_t>(from)];
+  RemoteRankState& view = views_[static_cast<std::size_t>(from)];
   view.heard = Clock::now();
   switch (control.kind) {
     case ControlKind::notice:
@@ -150,14 +150,14 @@ class HostsGroup::Others final : public group::Peers {
   }
   [[nodiscard]] std::optional<std::string> end_of(int rank) const override {
     const auto hold = group_.context_->lock();
-    const View& view = group_.views_[static_cast<std::size_t>(rank)];
+    const RemoteRankState& view = group_.views_[static_cast<std::size_t>(rank)];
     return view.is_dead && !view.has_left ? std::optional<std::string>("died") : std::nullopt;
   }
   [[nodiscard]] std::string state_of(int rank) const override {
     if (group_.hosts_.is_here(rank)) return "on this host";
     const auto hold = group_.context_->lock();
     const auto answers = [this](int other) {
-      const View& view = group_.views_[static_cast<std::size_t>(other)];
+      const RemoteRankState& view = group_.views_[static_cast<std::size_t>(other)];
       return view.heard != Clock::time_point{} && Clock::now() - view.heard < 3 * asking;
     };
     if (answers(rank)) return "alive";
@@ -190,7 +190,7 @@ class HostsGroup::OthersPulse final : public group::Pulse {
     if (rank == group_.rank()) return 0;
     const auto hold = group_.context_->lock();
     const Clock::time_point now = Clock::now();
-    View& asked = view(rank);
+    RemoteRankState& asked = view(rank);
     // Ranks of this host are asked too: their progress in shared memory also changes while they wait for other ranks.
     const milliseconds soon = std::min(every_, first_question);
     if (asked.is_dead || now - begin_ < soon) return asked.progress;
@@ -224,7 +224,7 @@ class HostsGroup::OthersPulse final : public group::Pulse {
   [[nodiscard]] bool has_failure() const noexcept override { return group_.known_failure().has_value(); }
 
  private:
-  [[nodiscard]] View& view(int rank) const { return group_.views_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] RemoteRankState& view(int rank) const { return group_.views_[static_cast<std::size_t>(rank)]; }
 
   HostsGroup& group_;
   milliseconds every_;
@@ -248,7 +248,7 @@ void HostsGroup::wait(const std::function<bool()>& done, const std::function<voi
   Clock::time_point looked = moved;
   std::uint64_t progress = health_->progress.load(std::memory_order_relaxed);
   look_around();
-  group::Progress progress_of_all;
+  group::RankProgress progress_of_all;
   while (!done()) {
     group::or_fail(*this, [&] {
       transport().throw_if_resting();

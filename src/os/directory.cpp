@@ -40,14 +40,14 @@ struct CloseDirectory {
   void operator()(DIR* directory) const noexcept { ::closedir(directory); }
 };
 
-struct Known {
+struct KnownFileSystem {
   std::uint32_t magic;
   const char* type;
   bool is_network;
 };
 
 // The numbers are from statfs(2) and from the sources of the file systems.
-constexpr std::array<Known, 33> known = {{
+constexpr std::array<KnownFileSystem, 33> known = {{
     {0x6969, "nfs", true},          {0xff534d42, "cifs", true},   {0xfe534d42, "smb2", true},
     {0x517b, "smb", true},          {0x65735546, "fuse", true},   {0x01021997, "9p", true},
     {0x0bd00bd0, "lustre", true},   {0x47504653, "gpfs", true},   {0x00c36400, "ceph", true},
@@ -68,7 +68,7 @@ FileSystem describe(const std::string& path, const Ask& ask) {
     throw errno_error("reading the file system type", errno, path);
   FileSystem system;
   const auto magic = static_cast<std::uint32_t>(status.f_type);
-  const auto* found = std::ranges::find(known, magic, &Known::magic);
+  const auto* found = std::ranges::find(known, magic, &KnownFileSystem::magic);
   system.type = found == known.end() ? fmt::format("{:#x}", magic) : found->type;
   system.is_network = found == known.end() || found->is_network;
   return system;

@@ -47,7 +47,7 @@ inline void spin_pause() noexcept {
 /// Returns how many iterations a waiting process spins before it yields its core. `processes`: how many processes wait
 /// for each other. If each has its own core, the awaited process is running on another core. If not, it may need this
 /// core.
-inline int turns_on_core(int processes) noexcept {
+inline int spin_iterations(int processes) noexcept {
   return processes <= usable_cores() ? 150 : 15;
 }
 
@@ -56,7 +56,7 @@ inline int turns_on_core(int processes) noexcept {
 /// yields the core in each iteration, because the awaited process may need this core. If a yield returns late, the core
 /// is contended: it stops, and the caller sleeps and checks the clock.
 template <class Done>
-bool comes_soon(const Done& done, int turns) {
+bool spin_then_yield(const Done& done, int turns) {
   constexpr int yields = 50;
   constexpr std::chrono::microseconds late{50};
   for (int turn = 0; turn < turns; ++turn) {

@@ -104,12 +104,12 @@ std::string plain_host_name() {
   return name;
 }
 
-struct Here {
+struct ThisHost {
   std::string host = plain_host_name();
   std::string boot = boot_of_this_host();
 };
-const Here& here() {
-  static const Here facts;
+const ThisHost& here() {
+  static const ThisHost facts;
   return facts;
 }
 

@@ -33,7 +33,7 @@ std::string stem_of(const std::string& path) {
   return fmt::format("{}~{:016x}", name.substr(0, longest_stem - 17), std::hash<std::string>()(name));
 }
 
-struct Parts {
+struct NameParts {
   std::string_view stem;
   std::string_view mark;
   std::string_view tail;
@@ -52,13 +52,13 @@ std::optional<std::pair<std::string_view, std::string_view>> stem_and_mark(std::
   return std::nullopt;
 }
 
-std::optional<Parts> parse(std::string_view name) {
+std::optional<NameParts> parse(std::string_view name) {
   const std::size_t at = name.rfind('@');
   if (at == std::string_view::npos) return std::nullopt;
   const auto writer = parse_identity(name.substr(at + 1));
   const auto begin = stem_and_mark(name.substr(0, at));
   if (!writer || !begin) return std::nullopt;
-  return Parts{begin->first, begin->second, name.substr(at - nonce_digits), *writer};
+  return NameParts{begin->first, begin->second, name.substr(at - nonce_digits), *writer};
 }
 
 std::string beside(const std::string& path, const std::string& name) {
@@ -137,21 +137,21 @@ bool exchange_names(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-OutputFile::OutputFile(Unchecked /*tag*/, const std::string& path, std::string partial)
+PublishedFile::PublishedFile(Unchecked /*tag*/, const std::string& path, std::string partial)
     : partial_(std::move(partial)), owner_pid_(process_id()), file_(WritableFile::create(partial_, path)) {}
 
-OutputFile::OutputFile(const std::string& path, const std::string& temporary)
-    : OutputFile(Unchecked{}, path, (check_replaceable(path), growing_path(path, temporary))) {
+PublishedFile::PublishedFile(const std::string& path, const std::string& temporary)
+    : PublishedFile(Unchecked{}, path, (check_replaceable(path), growing_path(path, temporary))) {
   // The replacement of a file must not be accessible to more users than that file.
   if (const std::optional<Rights> rights = rights_of(path)) set_rights(partial_, *rights);
 }
 
-OutputFile::OutputFile(OutputFile&& other) noexcept
+PublishedFile::PublishedFile(PublishedFile&& other) noexcept
     : partial_(std::exchange(other.partial_, std::string())),
       owner_pid_(other.owner_pid_),
       file_(std::move(other.file_)) {}
 
-OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
+PublishedFile& PublishedFile::operator=(PublishedFile&& other) noexcept {
   if (this != &other) {
     discard();
     partial_ = std::exchange(other.partial_, std::string());
@@ -161,23 +161,23 @@ OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
   return *this;
 }
 
-OutputFile::~OutputFile() {
+PublishedFile::~PublishedFile() {
   discard();
 }
 
-void OutputFile::discard() noexcept {
+void PublishedFile::discard() noexcept {
   if (!partial_.empty() && owner_pid_ == process_id()) ::unlink(partial_.c_str());
   partial_.clear();
 }
 
-FileIdentity OutputFile::finish(Durability durability) {
+FileIdentity PublishedFile::finish(Durability durability) {
   if (durability == Durability::synced) file_.sync();
   const FileIdentity ours = file_.identity();
   file_.close();
   return ours;
 }
 
-void OutputFile::commit(Durability durability) {
+void PublishedFile::commit(Durability durability) {
   const FileIdentity ours = finish(durability);
   if (try_call("rename", path(), [&] { return ::rename(partial_.c_str(), path().c_str()); }) != 0 &&
       !(errno == ENOENT && is_at(path(), ours)))
@@ -188,14 +188,14 @@ void OutputFile::commit(Durability durability) {
 
 void publish(const std::string& path, std::span<const std::byte> bytes, const std::string& temporary,
              Durability durability) {
-  OutputFile file(OutputFile::Unchecked{}, path, growing_path(path, temporary));
+  PublishedFile file(PublishedFile::Unchecked{}, path, growing_path(path, temporary));
   file.write_at(0, bytes);
   file.commit(durability);
 }
 
 bool publish_first(const std::string& path, std::span<const std::byte> bytes, const std::string& temporary,
                    Durability durability) {
-  OutputFile file(OutputFile::Unchecked{}, path, growing_path(path, temporary));
+  PublishedFile file(PublishedFile::Unchecked{}, path, growing_path(path, temporary));
   file.write_at(0, bytes);
   const FileIdentity ours = file.finish(durability);
   bool is_first = true;

@@ -39,15 +39,15 @@ enum class Durability : std::uint8_t { synced, unsynced };
 
 /// A file that is written at offsets and takes its name when it is complete. Without commit() the destructor deletes
 /// it. In a forked child the destructor does nothing.
-class OutputFile {
+class PublishedFile {
  public:
   /// `temporary`: the name of the file while it grows, without a directory; empty: PATH.partial-NONCE@WRITER. Throws
   /// Error(invalid_argument) if PATH is a directory, a link, a device or a pipe, because a file must not replace these,
   /// or if `temporary` is in another directory. Throws Error(io | out_of_space | not_found).
-  explicit OutputFile(const std::string& path, const std::string& temporary = {});
-  OutputFile(OutputFile&& other) noexcept;
-  OutputFile& operator=(OutputFile&& other) noexcept;
-  ~OutputFile();
+  explicit PublishedFile(const std::string& path, const std::string& temporary = {});
+  PublishedFile(PublishedFile&& other) noexcept;
+  PublishedFile& operator=(PublishedFile&& other) noexcept;
+  ~PublishedFile();
 
   [[nodiscard]] const std::string& path() const noexcept { return file_.name(); }
   /// Returns the path under which it grows; empty after it has taken its name.
@@ -61,7 +61,7 @@ class OutputFile {
 
  private:
   struct Unchecked {};
-  OutputFile(Unchecked, const std::string& path, std::string partial);
+  PublishedFile(Unchecked, const std::string& path, std::string partial);
   friend void publish(const std::string& path, std::span<const std::byte> bytes, const std::string& temporary,
                       Durability durability);
   friend bool publish_first(const std::string& path, std::span<const std::byte> bytes, const std::string& temporary,

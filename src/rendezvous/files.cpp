@@ -81,7 +81,7 @@ void enter(const std::string& directory, const std::string& file, std::span<cons
 class FileLine;
 
 /// This process's rendezvous files, removed with this object, and the last listing.
-class Meeting final : public rendezvous::Transport {
+class Meeting final : public rendezvous::Connector {
  public:
   Meeting(WorkspaceDirectory workspace, const FileGroupOptions& options, rendezvous::Clock::time_point deadline)
       : workspace_(std::move(workspace)),
@@ -149,13 +149,13 @@ class FileLine final : public rendezvous::Line {
     if (mine_.kind == Kind::said) return;
     meeting_.write(mine_, message->bytes);
     ++mine_.number;
-    rendezvous::Head head;
+    rendezvous::MessageHead head;
     std::memcpy(&head, message->bytes.data(), sizeof head);
     if (head.word == rendezvous::Word::failure) meeting_.give_up();
   }
   void move() override {}
   [[nodiscard]] bool is_drained() const override { return true; }
-  std::optional<rendezvous::Message> next(const rendezvous::Limits& limits) override;
+  std::optional<rendezvous::Message> next(const rendezvous::MessageLimits& limits) override;
   [[nodiscard]] std::optional<End> end() const override { return end_; }
   [[nodiscard]] std::string from() const override { return where(theirs_); }
 
@@ -171,7 +171,7 @@ class FileLine final : public rendezvous::Line {
   rendezvous::Clock::time_point proved_;
 };
 
-std::optional<rendezvous::Message> FileLine::next(const rendezvous::Limits& limits) {
+std::optional<rendezvous::Message> FileLine::next(const rendezvous::MessageLimits& limits) {
   if (end_) return std::nullopt;
   if (first_) return std::exchange(first_, std::nullopt);
   if (theirs_.kind == Kind::said) check_clash();
@@ -191,7 +191,7 @@ std::optional<rendezvous::Message> FileLine::next(const rendezvous::Limits& limi
   }
   const std::vector<std::byte> bytes = meeting_.read(file);
   ++theirs_.number;
-  rendezvous::Head head;
+  rendezvous::MessageHead head;
   if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
   const auto parsed = bytes.size() >= sizeof head ? parse_head(head, limits) : std::nullopt;
   if (!parsed || parsed->bytes != bytes.size() - sizeof head || parsed->descriptors != 0) {
@@ -380,7 +380,7 @@ std::unique_ptr<rendezvous::Line> Meeting::reach(rendezvous::Hello hello, rendez
 
 }  // namespace
 
-Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, milliseconds timeout) {
+FileGroupFacts meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, milliseconds timeout) {
   const rendezvous::Clock::time_point deadline = rendezvous::Clock::now() + timeout;
   const auto session = std::make_shared<rendezvous::Session>(
       rendezvous::Terms{
@@ -391,7 +391,7 @@ Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, m
           .size = options.size,
           .deadline = deadline},
       std::make_unique<Meeting>(workspace, options, deadline));
-  Job job;
+  FileGroupFacts job;
   job.meeting = session;
   const auto directory_of = [&](const Group::Nonce& nonce) {
     return workspace.path + "/" + file_name({.kind = NameKind::job, .job = job_text(nonce)});
@@ -400,7 +400,7 @@ Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, m
     // Each rank contributes its identity; on rank 0 the nonce precedes it.
     const std::vector<rendezvous::Member> members = session->round(
         [&] {
-          rendezvous::Part part;
+          rendezvous::RoundPart part;
           const std::string identity = identity_text(os::own_identity());
           if (options.rank == 0) {
             os::random_bytes(job.nonce);
@@ -428,10 +428,10 @@ Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, m
             job.members.push_back({RankInfo{member.rank, identity->host, identity->pid}, *identity});
           }
           job.directory = directory_of(job.nonce);
-          if (options.rank == 0) return rendezvous::Part{};
+          if (options.rank == 0) return rendezvous::RoundPart{};
           const std::string own = job.directory + "/" + member_name(options.rank, os::own_identity());
           patiently(own, {.deadline = deadline}, [&] { os::write_new_file(own, {}); });
-          return rendezvous::Part{};
+          return rendezvous::RoundPart{};
         },
         deadline);
   } catch (const Error&) {

@@ -19,7 +19,7 @@ using Failure = WrittenError<3072>;
 constexpr std::uint32_t most_descriptors_of_a_rank = 4;
 
 /// Precedes each part in the body of Word::all. In the first round an Identity and the host's name follow it.
-struct PartHead {
+struct RoundPartHead {
   std::uint32_t payload = 0;
   std::uint32_t descriptors = 0;
 };
@@ -37,9 +37,9 @@ void append(std::vector<std::byte>& body, const Value& value) {
   body.insert(body.end(), bytes.begin(), bytes.end());
 }
 
-class Reader {
+class BodyReader {
  public:
-  explicit Reader(std::span<const std::byte> left) : left_(left) {}
+  explicit BodyReader(std::span<const std::byte> left) : left_(left) {}
   /// Returns the next `count` bytes. If fewer are left, returns an empty span, and is_whole() is false from then on.
   std::span<const std::byte> bytes(std::size_t count) {
     is_whole_ = is_whole_ && count <= left_.size();
@@ -81,8 +81,9 @@ Hello own_hello(int rank, int size) {
 }
 
 OutgoingPointer make_message(Word word, std::span<const std::byte> body, std::vector<int> descriptors) {
-  const Head head{.word = word, .descriptors = static_cast<std::uint32_t>(descriptors.size()), .bytes = body.size()};
-  auto message = std::make_shared<Outgoing>();
+  const MessageHead head{
+      .word = word, .descriptors = static_cast<std::uint32_t>(descriptors.size()), .bytes = body.size()};
+  auto message = std::make_shared<OutgoingMessage>();
   message->bytes.resize(sizeof head + body.size());
   std::memcpy(message->bytes.data(), &head, sizeof head);
   std::ranges::copy(body, message->bytes.begin() + sizeof head);
@@ -90,13 +91,13 @@ OutgoingPointer make_message(Word word, std::span<const std::byte> body, std::ve
   return message;
 }
 
-std::optional<Head> parse_head(Head head, const Limits& limits) noexcept {
-  if (head.magic == __builtin_bswap64(Head::right_magic)) {
+std::optional<MessageHead> parse_head(MessageHead head, const MessageLimits& limits) noexcept {
+  if (head.magic == __builtin_bswap64(MessageHead::right_magic)) {
     head.word = static_cast<Word>(__builtin_bswap32(static_cast<std::uint32_t>(head.word)));
     head.bytes = __builtin_bswap64(head.bytes);
     head.descriptors = __builtin_bswap32(head.descriptors);
     if (head.word != Word::hello) return std::nullopt;
-  } else if (head.magic != Head::right_magic) {
+  } else if (head.magic != MessageHead::right_magic) {
     return std::nullopt;
   }
   const auto size = static_cast<std::uint64_t>(limits.size);
@@ -126,8 +127,8 @@ std::optional<Head> parse_head(Head head, const Limits& limits) noexcept {
       break;
     case Word::all:
       if (limits.is_root) return std::nullopt;
-      least = size * sizeof(PartHead);
-      most = size * (sizeof(PartHead) + sizeof(Identity) + longest_host + longest_part);
+      least = size * sizeof(RoundPartHead);
+      most = size * (sizeof(RoundPartHead) + sizeof(Identity) + longest_host + longest_part);
       descriptors = size * most_descriptors_of_a_rank;
       break;
     case Word::failure:
@@ -146,7 +147,7 @@ std::vector<std::byte> encode(std::span<const Member> members, std::span<const s
   std::vector<std::byte> body;
   for (std::size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
-    append(body, PartHead{static_cast<std::uint32_t>(member.payload.size()), descriptors[i]});
+    append(body, RoundPartHead{static_cast<std::uint32_t>(member.payload.size()), descriptors[i]});
     if (is_first) {
       const auto host = std::as_bytes(std::span(member.host)).first(std::min(member.host.size(), longest_host));
       append(body,
@@ -161,10 +162,10 @@ std::vector<std::byte> encode(std::span<const Member> members, std::span<const s
 
 std::optional<std::vector<Member>> decode(Message& message, int size, bool is_first) {
   std::vector<Member> members;
-  Reader reader(message.body);
+  BodyReader reader(message.body);
   std::size_t descriptor = 0;
   for (int rank = 0; rank < size && reader.is_whole(); ++rank) {
-    const auto head = reader.value<PartHead>();
+    const auto head = reader.value<RoundPartHead>();
     Member member{.rank = rank};
     if (is_first) {
       const auto identity = reader.value<Identity>();

@@ -28,14 +28,14 @@ enum class Word : std::uint32_t {
   failure = 7,    ///< in both directions: the cause that ends the rendezvous
 };
 
-struct Head {
+struct MessageHead {
   static constexpr std::uint64_t right_magic = 0x7461'6572'7473'756d;  // "mustreat"
   std::uint64_t magic = right_magic;
   Word word = Word::hello;
   std::uint32_t descriptors = 0;
   std::uint64_t bytes = 0;  ///< length of the body
 };
-static_assert(sizeof(Head) == 24);
+static_assert(sizeof(MessageHead) == 24);
 
 /// Identifies a job. Rank 0 turns away processes that send another token.
 using Token = std::array<std::byte, 16>;
@@ -64,25 +64,25 @@ struct Message {
 };
 /// A message to be sent. `bytes` holds its header and its body. The caller keeps the descriptors open until the message
 /// has been sent.
-struct Outgoing {
+struct OutgoingMessage {
   std::vector<std::byte> bytes;
   std::vector<int> descriptors;
 };
-using OutgoingPointer = std::shared_ptr<const Outgoing>;
+using OutgoingPointer = std::shared_ptr<const OutgoingMessage>;
 OutgoingPointer make_message(Word word, std::span<const std::byte> body = {}, std::vector<int> descriptors = {});
 
 /// The maximum payload of one rank's part, in bytes.
 inline constexpr std::size_t longest_part = 4096;
 /// Describes the two sides of a connection. parse_head() uses it to reject a message before memory is allocated for its
 /// body.
-struct Limits {
+struct MessageLimits {
   int size = 1;           ///< number of ranks in the group
   bool is_root = false;   ///< the receiver is rank 0
   bool is_known = false;  ///< the sender has sent a valid hello; other senders may only send a hello
 };
 /// Returns the header in this machine's byte order, or nullopt if it does not begin a valid message. The input may be
 /// any bytes.
-std::optional<Head> parse_head(Head head, const Limits& limits) noexcept;
+std::optional<MessageHead> parse_head(MessageHead head, const MessageLimits& limits) noexcept;
 
 /// A rank and its part of a round.
 struct Member {

@@ -20,14 +20,14 @@ constexpr milliseconds grace = 2s;
 
 class Guest final : public Session::Side {
  public:
-  Guest(Terms terms, std::unique_ptr<Transport> transport) : Side(std::move(terms), std::move(transport)) { join(); }
+  Guest(Terms terms, std::unique_ptr<Connector> transport) : Side(std::move(terms), std::move(transport)) { join(); }
 
   std::vector<Member> round(const Session::Prepare& prepare, Clock::time_point deadline) override {
     begin_ = Clock::now();
     std::optional<Error> cause;
     try {
       try {
-        const Part part = prepare();
+        const RoundPart part = prepare();
         line_->send(make_message(Word::part, part.payload, part.descriptors));
         return receive_all(deadline);
       } catch (const Error& failure) {
@@ -197,7 +197,7 @@ class Guest final : public Session::Side {
 
 }  // namespace
 
-Session::Session(Terms terms, std::unique_ptr<Transport> transport) {
+Session::Session(Terms terms, std::unique_ptr<Connector> transport) {
   if (terms.rank == 0)
     side_ = make_root(std::move(terms), std::move(transport));
   else

@@ -55,7 +55,7 @@ class Line {
   /// For use after Word::failure was sent: returns true once closing the line can no longer lose that message.
   [[nodiscard]] virtual bool is_over() const { return is_drained(); }
   /// Returns the next message that has arrived completely, or nullopt. Throws as move() does.
-  virtual std::optional<Message> next(const Limits& limits) = 0;
+  virtual std::optional<Message> next(const MessageLimits& limits) = 0;
   struct End {
     bool is_garbage = false;  ///< the other side sent bytes that are not a message
     std::string words;        ///< "its connection was closed"
@@ -69,10 +69,10 @@ class Line {
 };
 
 /// Makes lines: rank 0 accepts them, and the other ranks open them.
-class Transport {
+class Connector {
  public:
-  virtual ~Transport() = default;
-  Transport& operator=(Transport&&) = delete;
+  virtual ~Connector() = default;
+  Connector& operator=(Connector&&) = delete;
 
   /// Rank 0: opens the meeting place. Called once, before all other functions. Returns the token that a Hello must
   /// have. Throws Error(io | argument).
@@ -113,7 +113,7 @@ struct Terms {
 };
 
 /// The data that a rank contributes to a round. The caller keeps the descriptors open until the round has ended.
-struct Part {
+struct RoundPart {
   std::vector<std::byte> payload = {};
   std::vector<int> descriptors = {};
 };
@@ -121,10 +121,10 @@ struct Part {
 class Session {
  public:
   /// Runs step 1. Throws Error(timeout) if rank 0 cannot be reached, and all errors of round().
-  Session(Terms terms, std::unique_ptr<Transport> transport);
+  Session(Terms terms, std::unique_ptr<Connector> transport);
   ~Session();
 
-  using Prepare = std::function<Part()>;
+  using Prepare = std::function<RoundPart()>;
   /// Runs steps 2 and 3. Collective. Returns all ranks in order; the first round also fills in host, pid and address.
   /// On rank 0 the Member of rank 0 has no descriptors. If the round fails, every rank throws the same cause:
   /// Error(timeout | version | rank_mismatch | peer_lost | cancelled), or the error that `prepare` threw on one of the

@@ -22,7 +22,7 @@ constexpr milliseconds longest_return = 600ms;
 
 class Root final : public Session::Side {
  public:
-  Root(Terms terms, std::unique_ptr<Transport> transport) : Side(std::move(terms), std::move(transport)) {
+  Root(Terms terms, std::unique_ptr<Connector> transport) : Side(std::move(terms), std::move(transport)) {
     ranks_.resize(static_cast<std::size_t>(terms_.size));
     token_ = transport_->open();
   }
@@ -387,7 +387,7 @@ class Root final : public Session::Side {
   Clock::time_point deadline_;
   Token token_{};
   bool is_first_ = true;  // the round is the first one
-  Part own_part_;
+  RoundPart own_part_;
   std::list<Visitor> visitors_;
   std::vector<Visitor*> ranks_;  // by rank; null: that rank has not joined
   std::vector<Member> members_;  // filled once all parts have arrived
@@ -397,7 +397,7 @@ class Root final : public Session::Side {
 
 }  // namespace
 
-std::unique_ptr<Session::Side> make_root(Terms terms, std::unique_ptr<Transport> transport) {
+std::unique_ptr<Session::Side> make_root(Terms terms, std::unique_ptr<Connector> transport) {
   return std::make_unique<Root>(std::move(terms), std::move(transport));
 }
 

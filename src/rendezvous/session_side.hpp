@@ -39,7 +39,7 @@ inline std::string process_text(const Hello& hello) {
 
 class Session::Side {
  public:
-  Side(Terms terms, std::unique_ptr<Transport> transport)
+  Side(Terms terms, std::unique_ptr<Connector> transport)
       : terms_(std::move(terms)), transport_(std::move(transport)) {}
   virtual ~Side() = default;
   Side& operator=(Side&&) = delete;
@@ -84,12 +84,12 @@ class Session::Side {
   }
 
   const Terms terms_;
-  const std::unique_ptr<Transport> transport_;
-  group::Progress progress_;
+  const std::unique_ptr<Connector> transport_;
+  group::RankProgress progress_;
   const Hello own_ = own_hello(terms_.rank, terms_.size);
 };
 
 /// Returns the side of rank 0.
-std::unique_ptr<Session::Side> make_root(Terms terms, std::unique_ptr<Transport> transport);
+std::unique_ptr<Session::Side> make_root(Terms terms, std::unique_ptr<Connector> transport);
 
 }  // namespace muster::rendezvous

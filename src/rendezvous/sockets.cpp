@@ -19,7 +19,7 @@ void SocketLine::send(const OutgoingPointer& message) {
 void SocketLine::move() {
   is_stalled_ = false;
   while (!is_broken_ && !outgoing_.empty()) {
-    const Outgoing& message = *outgoing_.front();
+    const OutgoingMessage& message = *outgoing_.front();
     // A message with many descriptors is sent in pieces; the descriptors of a piece accompany its first byte.
     const std::size_t pieces = message.descriptors.size() / os::most_descriptors + 1;
     const std::size_t piece_bytes = (message.bytes.size() + pieces - 1) / pieces;
@@ -66,11 +66,11 @@ bool SocketLine::read(std::span<std::byte> place, std::size_t& got) {
   return true;
 }
 
-std::optional<Message> SocketLine::next(const Limits& limits) {
+std::optional<Message> SocketLine::next(const MessageLimits& limits) {
   if (end_ || !is_readable_) return std::nullopt;
   if (!head_) {
     if (!read(head_bytes_, head_got_)) return std::nullopt;
-    Head head;
+    MessageHead head;
     std::memcpy(&head, head_bytes_.data(), sizeof head);
     head_ = parse_head(head, limits);
     if (!head_) {
@@ -78,7 +78,7 @@ std::optional<Message> SocketLine::next(const Limits& limits) {
       return std::nullopt;
     }
     message_.word = head_->word;
-    message_.is_turned = head.magic != Head::right_magic;
+    message_.is_turned = head.magic != MessageHead::right_magic;
     message_.body.resize(head_->bytes);
   }
   if (!read(message_.body, body_got_)) return std::nullopt;

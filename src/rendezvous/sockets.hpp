@@ -27,7 +27,7 @@ class SocketLine final : public Line {
   [[nodiscard]] bool is_drained() const override { return outgoing_.empty(); }
   /// The other side closes the connection after it has read a failure.
   [[nodiscard]] bool is_over() const override { return end_.has_value(); }
-  std::optional<Message> next(const Limits& limits) override;
+  std::optional<Message> next(const MessageLimits& limits) override;
   [[nodiscard]] std::optional<End> end() const override { return end_; }
   [[nodiscard]] std::array<std::uint8_t, 16> address() const override { return address_; }
   [[nodiscard]] std::string from() const override { return from_; }
@@ -51,15 +51,15 @@ class SocketLine final : public Line {
   bool is_readable_ = true;  // the socket may have bytes to read
   bool is_broken_ = false;   // no more bytes can be sent
   bool is_stalled_ = false;  // the kernel accepts bytes, but no more descriptors
-  std::array<std::byte, sizeof(Head)> head_bytes_{};
-  std::optional<Head> head_;
+  std::array<std::byte, sizeof(MessageHead)> head_bytes_{};
+  std::optional<MessageHead> head_;
   std::size_t head_got_ = 0;
   std::size_t body_got_ = 0;
   Message message_;
 };
 
 /// Implements rank 0's listening socket, and the waits of all ranks.
-class Sockets : public Transport {
+class Sockets : public Connector {
  public:
   Token open() final;
   std::vector<std::unique_ptr<Line>> arrivals() final;

@@ -56,21 +56,21 @@ namespace {
 using rendezvous::milliseconds;
 
 /// The address of the rendezvous.
-struct Place {
+struct RendezvousAddress {
   std::string path;  ///< the path of file:///; otherwise empty
   std::string host;
   std::uint16_t port = 0;
   std::optional<Endpoint> literal;  ///< set if HOST is numeric
 };
 
-Place place_of(const std::string& address) {
+RendezvousAddress place_of(const std::string& address) {
   const auto refuse = [&](const char* why) {
     throw Error(ErrorKind::invalid_argument,
                 fmt::format("tcp_group: address {}: {}. Use HOST:PORT (the host of rank 0, and a free port there) or "
                             "file:///PATH (a file that all ranks see)",
                             in_quotes(address), why));
   };
-  Place place;
+  RendezvousAddress place;
   constexpr std::string_view file_scheme = "file://";
   constexpr std::string_view tcp_scheme = "tcp://";
   if (address.starts_with(file_scheme)) {
@@ -113,7 +113,7 @@ Endpoint endpoint_of(const std::array<std::uint8_t, 16>& bytes, std::uint16_t po
 
 class TcpSockets final : public rendezvous::Sockets {
  public:
-  TcpSockets(Place place, std::string key, int listener)
+  TcpSockets(RendezvousAddress place, std::string key, int listener)
       : place_(std::move(place)), key_(std::move(key)), given_listener_(listener) {}
   ~TcpSockets() override { unpublish(); }
 
@@ -243,7 +243,7 @@ class TcpSockets final : public rendezvous::Sockets {
     return {};
   }
 
-  const Place place_;
+  const RendezvousAddress place_;
   const std::string key_;
   os::Fd given_listener_;
   PublishedAddress published_;
@@ -252,7 +252,7 @@ class TcpSockets final : public rendezvous::Sockets {
 };
 
 /// The contribution of a rank to the first round.
-struct RankPart {
+struct FirstRoundPart {
   Token token{};  ///< the token of rank 0 is used
   std::uint16_t port = 0;
 };
@@ -265,11 +265,12 @@ std::string key_of(const TcpGroupOptions& options) {
 }
 
 /// Step 1.
-std::shared_ptr<TcpTransport> meet(const TcpGroupOptions& options, const Place& place, rendezvous::Session& session,
-                                   const TcpSockets& sockets, rendezvous::Clock::time_point deadline) {
+std::shared_ptr<TcpTransport> meet(const TcpGroupOptions& options, const RendezvousAddress& place,
+                                   rendezvous::Session& session, const TcpSockets& sockets,
+                                   rendezvous::Clock::time_point deadline) {
   auto io = std::make_unique<asio::io_context>(1);
   std::optional<Acceptor> acceptor;
-  RankPart mine;
+  FirstRoundPart mine;
   const std::vector<rendezvous::Member> members = session.round(
       [&] {
         const bool is_for_this_host = place.literal && place.literal->address().is_loopback();
@@ -277,12 +278,12 @@ std::shared_ptr<TcpTransport> meet(const TcpGroupOptions& options, const Place& 
         os::random_bytes(mine.token);
         mine.port = acceptor->local_endpoint().port();
         const auto bytes = std::as_bytes(std::span(&mine, 1));
-        return rendezvous::Part{.payload = {bytes.begin(), bytes.end()}};
+        return rendezvous::RoundPart{.payload = {bytes.begin(), bytes.end()}};
       },
       deadline);
   Addresses addresses;
   for (const rendezvous::Member& member : members) {
-    RankPart part;
+    FirstRoundPart part;
     if (member.payload.size() != sizeof part)
       throw Error(ErrorKind::corrupt, fmt::format("tcp_group: malformed part of rank {}", member.rank),
                   {.rank = member.rank});
@@ -314,7 +315,7 @@ std::shared_ptr<Group> tcp_group(const TcpGroupOptions& options) {
   const rendezvous::milliseconds timeout = group::timeout_of(options.timeout, group::default_timeout());
   const rendezvous::Clock::time_point deadline = rendezvous::Clock::now() + timeout;
   multihost::advance_endings(tcp::TcpTransport::kind_name);
-  const tcp::Place place = tcp::place_of(options.address);
+  const tcp::RendezvousAddress place = tcp::place_of(options.address);
   if (options.size > 1 && !tcp::has_network())
     throw Error(
         ErrorKind::unsupported,
@@ -348,7 +349,7 @@ std::shared_ptr<Group> tcp_group(const TcpGroupOptions& options) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
     // Step 3.
-    session.round([] { return rendezvous::Part{}; }, rendezvous::Clock::now() + timeout);
+    session.round([] { return rendezvous::RoundPart{}; }, rendezvous::Clock::now() + timeout);
     return group;
   } catch (const Error& error) {
     throw session.settle(error);

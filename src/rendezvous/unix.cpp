@@ -125,7 +125,7 @@ std::shared_ptr<Group> join_local_group(const LocalGroupOptions& options, const 
       [&] {
         region = group::Region::own();
         pidfd = std::make_shared<const os::Fd>(os::own_pidfd());
-        Part part{.descriptors = {pidfd->get(), region->memory()->get()}};
+        RoundPart part{.descriptors = {pidfd->get(), region->memory()->get()}};
         if (options.rank != 0) return part;
         peers->structure = group::Region::shared(os::default_backing());
         membership.control = group::ControlBlock::create(*peers->structure, options.size);
@@ -160,7 +160,7 @@ std::shared_ptr<Group> join_local_group(const LocalGroupOptions& options, const 
         }
         membership.peers = peers;
         group = std::make_shared<group::LocalGroup>(std::move(membership), timeout);
-        return Part{};
+        return RoundPart{};
       },
       deadline);
   group->barrier({.timeout = {}, .stop = {}, .phase = "rendezvous"});

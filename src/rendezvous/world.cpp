@@ -28,9 +28,9 @@ namespace muster {
 namespace group {
 namespace {
 
-class Reader {
+class EnvironmentReader {
  public:
-  explicit Reader(const Surroundings& surroundings) : surroundings_(surroundings) {}
+  explicit EnvironmentReader(const Surroundings& surroundings) : surroundings_(surroundings) {}
 
   [[nodiscard]] std::optional<std::string> text(const char* name) const { return surroundings_.variable(name); }
   [[nodiscard]] bool has(const char* name) const { return text(name).has_value(); }
@@ -63,7 +63,7 @@ void tell(Start& start, const char* rank_name, int rank, const char* size_name, 
 
 /// Step 1. PMI and PMIx give each process its rank. The channel to the process manager shows whether the manager still
 /// listens.
-std::optional<Start> started_by_mpi(const Reader& environment) {
+std::optional<Start> started_by_mpi(const EnvironmentReader& environment) {
   Start start;
   start.by = StartedBy::mpi;
   start.is_here = false;
@@ -107,7 +107,7 @@ std::string address_text(const std::string& host, std::int64_t port) {
 }
 
 /// Step 2.
-std::optional<Start> started_by_launcher(const Reader& environment) {
+std::optional<Start> started_by_launcher(const EnvironmentReader& environment) {
   const auto rank = environment.number("RANK");
   const auto size = environment.number("WORLD_SIZE");
   if (!rank && !size) return std::nullopt;
@@ -155,7 +155,7 @@ std::string first_node(std::string_view list) {
 }
 
 /// Step 4.
-std::optional<Start> started_by_slurm(const Reader& environment) {
+std::optional<Start> started_by_slurm(const EnvironmentReader& environment) {
   const auto rank = environment.number("SLURM_PROCID");
   const auto size = environment.number("SLURM_STEP_NUM_TASKS");
   const auto step = environment.text("SLURM_STEP_ID");
@@ -196,7 +196,7 @@ Surroundings own_surroundings() {
 }
 
 Start find_start(const Surroundings& surroundings) {
-  const Reader environment(surroundings);
+  const EnvironmentReader environment(surroundings);
   // Step 0.
   if (environment.number("MUSTER_STANDALONE").value_or(0) != 0) return {};
   const std::optional<Start> mpi = started_by_mpi(environment);

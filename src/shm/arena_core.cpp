@@ -63,7 +63,7 @@ ArenaCore::~ArenaCore() {
   all.count.store(all.by_begin.size(), std::memory_order_release);
 }
 
-std::optional<ArenaCore::Found> ArenaCore::find(const std::byte* data, std::uint64_t bytes) {
+std::optional<ArenaCore::ArenaRange> ArenaCore::find(const std::byte* data, std::uint64_t bytes) {
   Registry& all = registry();
   if (all.count.load(std::memory_order_acquire) == 0) return std::nullopt;
   // Declared before the lock, so that it is destroyed after the unlock. It may be the last owner, and the destructor of
@@ -76,7 +76,7 @@ std::optional<ArenaCore::Found> ArenaCore::find(const std::byte* data, std::uint
   if (!core || !core->segment_.is_owner_process()) return std::nullopt;
   const auto offset = static_cast<std::uint64_t>(data - core->segment_.data());
   if (offset > core->segment_.capacity() || bytes > core->segment_.capacity() - offset) return std::nullopt;
-  return Found{std::move(core), offset};
+  return ArenaRange{std::move(core), offset};
 }
 
 Tensor ArenaCore::allocate(DType dtype, Shape shape) {

@@ -34,11 +34,11 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
   shm::LeaseId lend(std::shared_ptr<const group::PeerLiveness> holder);
 
   /// The arena of this process that contains all of [data, data + bytes), and the offset of `data` in it.
-  struct Found {
+  struct ArenaRange {
     std::shared_ptr<ArenaCore> arena;
     std::uint64_t offset = 0;
   };
-  static std::optional<Found> find(const std::byte* data, std::uint64_t bytes);
+  static std::optional<ArenaRange> find(const std::byte* data, std::uint64_t bytes);
 
  private:
   // Only the owner allocates, under its own mutex: the shared memory contains no lock.

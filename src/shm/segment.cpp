@@ -85,7 +85,7 @@ bool SegmentMemory::has_ended(LeaseId lease) const noexcept {
 }
 
 bool SegmentMemory::is_lent() noexcept {
-  std::erase_if(lent, [&](const Lent& each) {
+  std::erase_if(lent, [&](const HeldLease& each) {
     if (has_ended(each.lease)) return true;
     if (!each.holder || !each.holder->is_dead()) return false;
     header().leases[each.lease.word].store(0, std::memory_order_seq_cst);
@@ -148,7 +148,7 @@ void OwnedSegment::write(std::uint64_t offset, std::span<const std::byte> bytes)
 LeaseId OwnedSegment::offer(std::uint32_t word, std::shared_ptr<const group::PeerLiveness> holder) {
   stamp_ = stamp_ % ((1U << 30) - 1) + 1;
   const LeaseId lease{word, stamp_};
-  std::erase_if(memory_.lent, [word](const SegmentMemory::Lent& each) { return each.lease.word == word; });
+  std::erase_if(memory_.lent, [word](const SegmentMemory::HeldLease& each) { return each.lease.word == word; });
   memory_.lent.push_back({lease, std::move(holder)});
   header().leases[word].store(word_of(lease, offered), std::memory_order_release);
   return lease;

@@ -62,7 +62,7 @@ class PopulatedBlocks {
 /// The part of a segment that remains after its owner has dropped it while it is lent: its place, mapped with its
 /// header.
 struct SegmentMemory {
-  struct Lent {
+  struct HeldLease {
     LeaseId lease;
     std::shared_ptr<const group::PeerLiveness> holder;  // null: this process
   };
@@ -70,7 +70,7 @@ struct SegmentMemory {
   std::uint64_t place = 0;
   os::Mapping mapping;
   std::int64_t owner_pid = 0;
-  std::vector<Lent> lent;
+  std::vector<HeldLease> lent;
 
   [[nodiscard]] SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(mapping.data()); }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return mapping.size() - header_bytes; }
@@ -121,7 +121,7 @@ class OwnedSegment {
   [[nodiscard]] bool is_given_back() const noexcept {
     return std::ranges::all_of(memory_.lent, [this](const auto& each) { return has_ended(each.lease); });
   }
-  [[nodiscard]] const std::vector<SegmentMemory::Lent>& lent() const noexcept { return memory_.lent; }
+  [[nodiscard]] const std::vector<SegmentMemory::HeldLease>& lent() const noexcept { return memory_.lent; }
 
   /// Attaches an object that is destroyed before the memory is freed or unmapped, for example a lock on its pages. A
   /// segment has one attachment; a later one replaces it.

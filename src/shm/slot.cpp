@@ -116,21 +116,21 @@ void SlotWriter::finish() {
   slot_.backed_ = std::max(slot_.backed_, end_);
 }
 
-SenderPool::Lane& SenderPool::lane(LaneId id) {
-  for (Lane& lane : lanes_)
+SenderPool::SlotLane& SenderPool::lane(LaneId id) {
+  for (SlotLane& lane : lanes_)
     if (lane.id == id) return lane;
-  return lanes_.emplace_back(Lane{id, {}});
+  return lanes_.emplace_back(SlotLane{id, {}});
 }
 
 std::uint32_t SenderPool::held(LaneId id) const noexcept {
-  const auto lane = std::ranges::find(lanes_, id, &Lane::id);
+  const auto lane = std::ranges::find(lanes_, id, &SlotLane::id);
   if (lane == lanes_.end()) return 0;
   return static_cast<std::uint32_t>(
       std::ranges::count_if(lane->slots, [](const auto& slot) { return !slot->is_free(); }));
 }
 
-SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits) {
-  Lane& lane = this->lane(id);
+SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const SlotLimits& limits) {
+  SlotLane& lane = this->lane(id);
   SlotPlan plan;
   plan.held = held(id);
   // Slots beyond the pipeline depth are deleted as soon as they are free.
@@ -159,10 +159,10 @@ SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits) 
   // memory.
   std::uint64_t pool = this->bytes();
   std::uint64_t free = 0;
-  for (const Lane& each : lanes_)
+  for (const SlotLane& each : lanes_)
     for (const auto& slot : each.slots)
       if (slot->is_free() && slot != plan.slot) free += slot->backed();
-  for (Lane& each : lanes_) {
+  for (SlotLane& each : lanes_) {
     for (const auto& slot : each.slots) {
       const bool over = free > limits.pool_limit || pool + plan.fresh_bytes > limits.memory_budget;
       if (!over || !slot->is_free() || slot == plan.slot) continue;
@@ -184,7 +184,7 @@ SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits) 
 }
 
 std::shared_ptr<Slot> SenderPool::carry_out(LaneId id, SlotPlan plan) {
-  Lane& lane = this->lane(id);
+  SlotLane& lane = this->lane(id);
   std::shared_ptr<Slot> slot = plan.slot;
   if (slot) {
     std::erase(lane.slots, slot);
@@ -199,13 +199,14 @@ std::shared_ptr<Slot> SenderPool::carry_out(LaneId id, SlotPlan plan) {
 
 std::uint64_t SenderPool::bytes() const noexcept {
   std::uint64_t sum = 0;
-  for (const Lane& lane : lanes_)
+  for (const SlotLane& lane : lanes_)
     for (const auto& slot : lane.slots) sum += slot->backed();
   return sum;
 }
 
 std::uint64_t SenderPool::settle(bool keep_free) noexcept {
-  for (Lane& lane : lanes_) std::erase_if(lane.slots, [&](const auto& slot) { return !keep_free || !slot->is_free(); });
+  for (SlotLane& lane : lanes_)
+    std::erase_if(lane.slots, [&](const auto& slot) { return !keep_free || !slot->is_free(); });
   return bytes();
 }
 
@@ -215,7 +216,7 @@ void SenderPool::discard(LaneId id, const std::shared_ptr<Slot>& slot) noexcept 
 
 std::uint64_t SenderPool::trim() noexcept {
   std::uint64_t sum = 0;
-  for (const Lane& lane : lanes_) {
+  for (const SlotLane& lane : lanes_) {
     for (const auto& slot : lane.slots) {
       if (!slot->is_free()) continue;
       sum += slot->backed();

@@ -107,7 +107,7 @@ struct SlotPlan {
 /// uses the group.
 class SenderPool {
  public:
-  struct Limits {
+  struct SlotLimits {
     int pipeline_depth = 2;
     std::uint64_t memory_budget = 0;
     std::uint64_t pool_limit = 0;
@@ -116,7 +116,7 @@ class SenderPool {
 
   /// Chooses a slot for `bytes` bytes to `id`. Allocates nothing yet. Throws Error(out_of_space) if the root holds so
   /// much memory that the budget does not allow another segment.
-  SlotPlan plan(LaneId id, std::uint64_t bytes, const Limits& limits);
+  SlotPlan plan(LaneId id, std::uint64_t bytes, const SlotLimits& limits);
   /// Returns how many slots are not free.
   [[nodiscard]] std::uint32_t held(LaneId id) const noexcept;
   /// Creates the plan's new slot, if it has one. Throws Error(out_of_space).
@@ -135,12 +135,12 @@ class SenderPool {
   void drop(int first) noexcept;
 
  private:
-  struct Lane {
+  struct SlotLane {
     LaneId id;
     std::vector<std::shared_ptr<Slot>> slots;  // the most recently used last
   };
-  Lane& lane(LaneId id);
-  std::vector<Lane> lanes_;
+  SlotLane& lane(LaneId id);
+  std::vector<SlotLane> lanes_;
 };
 
 }  // namespace muster::shm

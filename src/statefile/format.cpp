@@ -94,7 +94,7 @@ namespace {
 constexpr std::uint64_t magic = 0x31474c54434d534dULL;  // "MSMCTLG1"
 
 /// The catalogue, byte for byte: a header, the entries, extents, chunks, names.
-struct Header {
+struct CatalogueHeader {
   std::uint64_t magic = 0;
   std::uint64_t tensors = 0;
   std::uint64_t extents = 0;
@@ -102,7 +102,7 @@ struct Header {
   std::uint64_t name_bytes = 0;
   std::array<std::byte, 24> zeros = {};
 };
-struct Entry {
+struct CatalogueEntry {
   std::uint64_t offset = 0;
   std::uint64_t stored_bytes = 0;
   std::uint64_t checksum = 0;
@@ -115,19 +115,19 @@ struct Entry {
   std::uint8_t chunk_dim = 0;
   std::array<std::byte, 9> zeros = {};
 };
-static_assert(sizeof(Header) == 64 && sizeof(Entry) == 64 && sizeof(StoredChunk) == 24);
+static_assert(sizeof(CatalogueHeader) == 64 && sizeof(CatalogueEntry) == 64 && sizeof(StoredChunk) == 24);
 constexpr std::size_t extent_bytes = 8;
 
 /// Returns the size of the whole catalogue; nullopt if it exceeds the size of any file.
-std::optional<std::uint64_t> bytes_of(const Header& header) noexcept {
+std::optional<std::uint64_t> bytes_of(const CatalogueHeader& header) noexcept {
   constexpr std::uint64_t most = std::uint64_t{1} << 54;
   if (std::max({header.tensors, header.extents, header.chunks, header.name_bytes}) > most) return std::nullopt;
-  return sizeof(Header) + header.tensors * sizeof(Entry) + header.extents * extent_bytes +
+  return sizeof(CatalogueHeader) + header.tensors * sizeof(CatalogueEntry) + header.extents * extent_bytes +
          header.chunks * sizeof(StoredChunk) + header.name_bytes;
 }
 
-Header header_of(std::span<const StateTensor> tensors, std::uint64_t chunks) noexcept {
-  Header header{.magic = magic, .tensors = tensors.size(), .chunks = chunks};
+CatalogueHeader header_of(std::span<const StateTensor> tensors, std::uint64_t chunks) noexcept {
+  CatalogueHeader header{.magic = magic, .tensors = tensors.size(), .chunks = chunks};
   for (const StateTensor& tensor : tensors) {
     header.extents += tensor.shape.size();
     header.name_bytes += tensor.name.size();
@@ -135,16 +135,17 @@ Header header_of(std::span<const StateTensor> tensors, std::uint64_t chunks) noe
   return header;
 }
 
-class Decoder {
+class CatalogueDecoder {
  public:
-  Decoder(std::span<const std::byte> bytes, const UserBlock& block, const std::string& path)
+  CatalogueDecoder(std::span<const std::byte> bytes, const UserBlock& block, const std::string& path)
       : bytes_(bytes), block_(block), path_(path) {}
 
   Catalogue decode() {
     read_header();
     result_.tensors.reserve(header_.tensors);
     result_.chunking.reserve(header_.tensors);
-    for (std::uint64_t i = 0; i < header_.tensors; ++i) read_entry(load<Entry>(entries_, i * sizeof(Entry)));
+    for (std::uint64_t i = 0; i < header_.tensors; ++i)
+      read_entry(load<CatalogueEntry>(entries_, i * sizeof(CatalogueEntry)));
     if (extents_used_ != header_.extents || names_used_ != header_.name_bytes ||
         result_.chunks.size() != header_.chunks)
       refuse("malformed catalogue: it has more than its tensors use");
@@ -159,21 +160,22 @@ class Decoder {
   }
 
   void read_header() {
-    if (bytes_.size() >= sizeof(Header)) header_ = load<Header>(bytes_, 0);
+    if (bytes_.size() >= sizeof(CatalogueHeader)) header_ = load<CatalogueHeader>(bytes_, 0);
     if (header_.magic != magic) refuse("malformed catalogue: the magic number is missing");
     if (!is_zero(header_.zeros) || bytes_of(header_) != bytes_.size())
       refuse("malformed catalogue: its length contradicts its counts");
     if (header_.tensors != block_.tensors)
       refuse(fmt::format("malformed catalogue: it has {} tensors, and the commit mark records {}", header_.tensors,
                          block_.tensors));
-    entries_ = bytes_.subspan(sizeof(Header), header_.tensors * sizeof(Entry));
-    extents_ = bytes_.subspan(sizeof(Header) + entries_.size(), header_.extents * extent_bytes);
-    chunks_ = bytes_.subspan(sizeof(Header) + entries_.size() + extents_.size(), header_.chunks * sizeof(StoredChunk));
+    entries_ = bytes_.subspan(sizeof(CatalogueHeader), header_.tensors * sizeof(CatalogueEntry));
+    extents_ = bytes_.subspan(sizeof(CatalogueHeader) + entries_.size(), header_.extents * extent_bytes);
+    chunks_ = bytes_.subspan(sizeof(CatalogueHeader) + entries_.size() + extents_.size(),
+                             header_.chunks * sizeof(StoredChunk));
     names_ = bytes_.last(header_.name_bytes);
     result_.chunks.reserve(header_.chunks);
   }
 
-  void read_entry(const Entry& entry) {
+  void read_entry(const CatalogueEntry& entry) {
     StateTensor& tensor = result_.tensors.emplace_back();
     tensor.name = take_name(entry.name_length);
     const std::optional<DType> dtype = dtype_from_number(entry.dtype);
@@ -266,7 +268,7 @@ class Decoder {
   std::span<const std::byte> bytes_;
   const UserBlock& block_;
   const std::string& path_;
-  Header header_;
+  CatalogueHeader header_;
   std::span<const std::byte> entries_;
   std::span<const std::byte> extents_;
   std::span<const std::byte> chunks_;
@@ -308,21 +310,21 @@ std::vector<std::byte> encode_catalogue(const Catalogue& catalogue) {
     std::ranges::copy(part, bytes.begin() + static_cast<std::ptrdiff_t>(end));
     end += part.size();
   };
-  const Header header = header_of(catalogue.tensors, catalogue.chunks.size());
+  const CatalogueHeader header = header_of(catalogue.tensors, catalogue.chunks.size());
   append(std::as_bytes(std::span(&header, 1)));
   for (std::size_t i = 0; i < catalogue.tensors.size(); ++i) {
     const StateTensor& tensor = catalogue.tensors[i];
     const Chunking& chunking = catalogue.chunking[i];
-    const Entry entry{.offset = tensor.offset,
-                      .stored_bytes = tensor.stored_bytes,
-                      .checksum = tensor.checksum,
-                      .bytes = tensor.bytes,
-                      .chunk_rows = chunking.rows,
-                      .first_chunk = chunking.first_chunk,
-                      .name_length = static_cast<std::uint32_t>(tensor.name.size()),
-                      .dtype = static_cast<std::uint8_t>(tensor.dtype),
-                      .rank = static_cast<std::uint8_t>(tensor.shape.size()),
-                      .chunk_dim = chunking.dim};
+    const CatalogueEntry entry{.offset = tensor.offset,
+                               .stored_bytes = tensor.stored_bytes,
+                               .checksum = tensor.checksum,
+                               .bytes = tensor.bytes,
+                               .chunk_rows = chunking.rows,
+                               .first_chunk = chunking.first_chunk,
+                               .name_length = static_cast<std::uint32_t>(tensor.name.size()),
+                               .dtype = static_cast<std::uint8_t>(tensor.dtype),
+                               .rank = static_cast<std::uint8_t>(tensor.shape.size()),
+                               .chunk_dim = chunking.dim};
     append(std::as_bytes(std::span(&entry, 1)));
   }
   for (const StateTensor& tensor : catalogue.tensors) append(std::as_bytes(std::span(tensor.shape)));
@@ -332,7 +334,7 @@ std::vector<std::byte> encode_catalogue(const Catalogue& catalogue) {
 }
 
 Catalogue decode_catalogue(std::span<const std::byte> bytes, const UserBlock& block, const std::string& path) {
-  return Decoder(bytes, block, path).decode();
+  return CatalogueDecoder(bytes, block, path).decode();
 }
 
 std::vector<Extent> stored_extents(const Catalogue& catalogue) {

@@ -39,7 +39,7 @@ namespace {
 constexpr std::uint64_t read_piece = std::uint64_t{8} << 20;
 
 /// Buffers of one thread, reused for each chunk.
-struct Worker {
+struct ChunkWorker {
   ChunkDecoder decoder;
   std::vector<std::byte> stored;
   std::vector<std::byte> elements;
@@ -58,7 +58,7 @@ class ChunkedReading {
   void read(std::uint64_t offset, std::span<std::byte> target, std::size_t workers) {
     const std::uint64_t first = grid_.chunk_at(offset);
     const std::uint64_t last = grid_.chunk_at(offset + target.size() - 1);
-    std::vector<std::optional<Worker>> memory(workers);
+    std::vector<std::optional<ChunkWorker>> memory(workers);
     parallel_for(last - first + 1, workers, [&](std::size_t i, std::size_t worker) {
       if (!memory[worker]) memory[worker].emplace();
       read_chunk(first + i, offset, target, *memory[worker]);
@@ -66,7 +66,7 @@ class ChunkedReading {
   }
 
  private:
-  void read_chunk(std::uint64_t chunk, std::uint64_t offset, std::span<std::byte> target, Worker& worker) {
+  void read_chunk(std::uint64_t chunk, std::uint64_t offset, std::span<std::byte> target, ChunkWorker& worker) {
     const std::uint64_t begin = grid_.begin(chunk);
     const std::uint64_t end = std::min(begin + grid_.bytes(chunk), offset + target.size());
     if (begin >= offset) {
@@ -79,7 +79,7 @@ class ChunkedReading {
     std::ranges::copy(std::span(worker.elements).subspan(offset - begin), target.begin());
   }
 
-  void decode(std::uint64_t number, std::span<std::byte> target, Worker& worker) {
+  void decode(std::uint64_t number, std::span<std::byte> target, ChunkWorker& worker) {
     const StoredChunk& chunk = catalogue_.chunks[chunking_.first_chunk + number];
     worker.stored.resize(chunk.bytes);
     file_.read_at(chunk.offset, worker.stored);
@@ -150,11 +150,11 @@ using statefile::Extent;
 constexpr std::uint64_t checked_piece = std::uint64_t{4} << 20;
 constexpr std::uint64_t chunks_bytes = std::uint64_t{16} << 20;  // bytes of a compressed tensor that are read at once
 
-class Checking {
+class StateFileCheck {
  public:
-  Checking(const os::ReadableFile& file, const statefile::UserBlock& block, const statefile::Catalogue& catalogue,
-           std::shared_ptr<const os::MappedFile> mapping, const ProgressCallback& progress,
-           std::vector<std::size_t> tensors)
+  StateFileCheck(const os::ReadableFile& file, const statefile::UserBlock& block, const statefile::Catalogue& catalogue,
+                 std::shared_ptr<const os::MappedFile> mapping, const ProgressCallback& progress,
+                 std::vector<std::size_t> tensors)
       : file_(file),
         block_(block),
         catalogue_(catalogue),
@@ -377,7 +377,7 @@ void StateFile::read(std::size_t index, std::uint64_t offset, std::span<std::byt
 }
 
 State StateFile::load() const {
-  trace::Span span(trace::Kind::file, "load state file");
+  trace::Span span(trace::SpanKind::file, "load state file");
   State state{config(), {}};
   state.weights.reserve(tensors().size());
   for (std::size_t i = 0; i < tensors().size(); ++i) {
@@ -392,8 +392,8 @@ std::vector<StateProblem> StateFile::check(const ProgressCallback& progress,
   std::vector<std::size_t> selected;
   for (std::size_t i = 0; i < tensors().size(); ++i)
     if (!selects || selects(tensors()[i].name)) selected.push_back(i);
-  return Checking(contents_->file, contents_->block, contents_->catalogue, contents_->mapping, progress,
-                  std::move(selected))
+  return StateFileCheck(contents_->file, contents_->block, contents_->catalogue, contents_->mapping, progress,
+                        std::move(selected))
       .check();
 }
 

@@ -167,7 +167,7 @@ WriterState::WriterState(const std::string& path, const Config& config, std::vec
       file([&] {
         data_end = Placing(options, path, catalogue).place(std::move(entries));
         require_hdf5();
-        return os::OutputFile(path, options.temporary);
+        return os::PublishedFile(path, options.temporary);
       }()),
       temporary(file.temporary()) {
   if (config_text.size() > largest_config)
@@ -282,12 +282,12 @@ void WriterState::write_compressed(std::size_t index, std::uint64_t offset, std:
       continue;
     }
     std::unique_lock lock(target.mutex());
-    std::optional<TensorTarget::Pending>& pending = target.pending();
+    std::optional<TensorTarget::PartialChunk>& pending = target.pending();
     const bool is_next = into == 0 ? !pending : pending && pending->chunk == chunk && pending->bytes.size() == into;
     if (!is_next)
       refuse(tensor,
              "pieces of a compressed tensor must be written in ascending order, or begin and end at chunk boundaries");
-    if (!pending) pending = TensorTarget::Pending{chunk, {}};
+    if (!pending) pending = TensorTarget::PartialChunk{chunk, {}};
     pending->bytes.insert(pending->bytes.end(), piece.begin(), piece.end());
     if (pending->bytes.size() < grid.bytes(chunk)) continue;
     const std::vector<std::byte> whole = std::move(pending->bytes);
@@ -345,7 +345,7 @@ class WritingAll {
     whole,  // a strided tensor
     run,    // small neighbours
   };
-  struct Task {
+  struct WriteTask {
     Kind kind;
     std::size_t tensor;
     std::uint64_t count;       // number of tensors of a run
@@ -397,7 +397,7 @@ class WritingAll {
     tasks_.push_back({Kind::run, index, 1});
   }
 
-  void run(const Task& task, std::vector<std::byte>& buffer) {
+  void run(const WriteTask& task, std::vector<std::byte>& buffer) {
     switch (task.kind) {
       case Kind::piece:
         state_.write_bytes(task.tensor, task.offset, tensors_[task.tensor].bytes().subspan(task.offset, task.bytes),
@@ -430,7 +430,7 @@ class WritingAll {
   StateFileWriter& writer_;
   WriterState& state_;
   std::span<const TensorView> tensors_;
-  std::vector<Task> tasks_;
+  std::vector<WriteTask> tasks_;
   std::vector<std::vector<std::byte>> buffers_;
   ProgressCounter progress_;
 };
@@ -491,7 +491,7 @@ void StateFileWriter::mark_written(std::size_t index) {
 }
 
 void StateFileWriter::commit() {
-  const trace::Span span(trace::Kind::file, "commit state file");
+  const trace::Span span(trace::SpanKind::file, "commit state file");
   state_->commit();
 }
 
@@ -505,7 +505,7 @@ void write_state_file(const std::string& path, const Config& config, std::span<c
     entries.push_back({name, tensor.dtype(), tensor.shape()});
     tensors.push_back(tensor.view());
   }
-  trace::Span span(trace::Kind::file, "write state file");
+  trace::Span span(trace::SpanKind::file, "write state file");
   for (const TensorView& tensor : tensors) span.add_bytes(tensor.nbytes());
   StateFileWriter writer(path, config, std::move(entries), options);
   writer.write_all(tensors, progress);

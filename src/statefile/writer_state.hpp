@@ -54,12 +54,12 @@ class TensorTarget {
   [[nodiscard]] std::uint64_t checksum() const;
 
   /// Compressed tensors only: the start of a chunk whose rest has not arrived yet. Guarded by mutex().
-  struct Pending {
+  struct PartialChunk {
     std::uint64_t chunk = 0;
     std::vector<std::byte> bytes = {};
   };
   [[nodiscard]] ForkMutex& mutex() noexcept { return mutex_; }
-  [[nodiscard]] std::optional<Pending>& pending() noexcept { return pending_; }
+  [[nodiscard]] std::optional<PartialChunk>& pending() noexcept { return pending_; }
 
  private:
   void sum(std::span<const std::byte> bytes, std::uint64_t total);
@@ -71,7 +71,7 @@ class TensorTarget {
   bool is_summing_ = false;                                    // a thread is adding bytes of later_
   std::optional<std::uint64_t> whole_;                         // the checksum of all bytes if they arrived in one call
   std::unique_ptr<TensorChecksum> sum_;                        // used if they did not
-  std::optional<Pending> pending_;
+  std::optional<PartialChunk> pending_;
 };
 
 // libmuster-hdf5 is loaded when the first state file is written, because libhdf5 and its dependencies take longer to
@@ -151,7 +151,7 @@ struct WriterState {
   Catalogue catalogue;
   std::unique_ptr<TensorTarget[]> targets;  // one per tensor; they cannot move
   std::atomic<std::uint64_t> data_end;
-  os::OutputFile file;
+  os::PublishedFile file;
   ForkMutex file_mutex;  // guards put()
   std::string temporary;
   bool is_committed = false;

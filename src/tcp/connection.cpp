@@ -33,14 +33,14 @@ bool is_for_later(const error_code& failure) {
 
 }  // namespace
 
-Connection::Connection(Owner& owner, Socket socket, Way incoming, bool is_connected)
+Connection::Connection(Owner& owner, Socket socket, MessageKind incoming, bool is_connected)
     : owner_(owner), socket_(std::move(socket)), incoming_(incoming), is_connected_(is_connected) {
   error_code ignored;
   socket_.non_blocking(true, ignored);
   tune(socket_.native_handle());
 }
 
-void Connection::connect(const Endpoint& endpoint, const Hello& hello) {
+void Connection::connect(const Endpoint& endpoint, const TcpHello& hello) {
   std::memcpy(hello_.data(), &hello, sizeof hello);
   hello_left_ = sizeof hello;
   socket_.async_connect(endpoint, [this](const error_code& failure) {
@@ -55,7 +55,7 @@ void Connection::connect(const Endpoint& endpoint, const Hello& hello) {
   });
 }
 
-void Connection::send(const Frame& frame, std::shared_ptr<Source> source) {
+void Connection::send(const Frame& frame, std::shared_ptr<MessageSource> source) {
   if (!is_open()) return;
   outputs_.push_back({frame, std::move(source)});
   if (is_connected_ && !waits_to_write_ && outputs_.size() == 1) write();
@@ -158,8 +158,8 @@ bool Connection::take(std::size_t bytes) {
 namespace {
 
 /// Returns the maximum of the frame's `bytes`, or nullopt if a frame of this kind cannot have this direction.
-std::optional<std::uint64_t> most_bytes(FrameKind kind, Way way) noexcept {
-  const bool is_forwards = way == Way::forwards;
+std::optional<std::uint64_t> most_bytes(FrameKind kind, MessageKind way) noexcept {
+  const bool is_forwards = way == MessageKind::forwards;
   switch (kind) {
     case FrameKind::message:
       return is_forwards ? std::optional(most_at_once) : std::nullopt;
@@ -184,15 +184,15 @@ bool needs_number(FrameKind kind) noexcept {
 }  // namespace
 
 std::optional<int> parse_hello(std::span<const std::byte> bytes, const Token& token, int self, int size) noexcept {
-  Hello hello;
+  TcpHello hello;
   if (bytes.size() != sizeof hello) return std::nullopt;
   std::memcpy(&hello, bytes.data(), sizeof hello);
   const bool is_rank = hello.from >= 0 && hello.from < size && hello.from != self && hello.to == self;
-  if (hello.magic != Hello::right_magic || hello.token != token || !is_rank) return std::nullopt;
+  if (hello.magic != TcpHello::right_magic || hello.token != token || !is_rank) return std::nullopt;
   return hello.from;
 }
 
-Frame parse_frame(std::span<const std::byte, sizeof(Frame)> bytes, Way way) {
+Frame parse_frame(std::span<const std::byte, sizeof(Frame)> bytes, MessageKind way) {
   Frame frame;
   std::memcpy(&frame, bytes.data(), sizeof frame);
   const auto most = most_bytes(frame.kind, way);

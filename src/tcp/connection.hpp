@@ -34,14 +34,14 @@ namespace muster::tcp {
 /// A secret that only the ranks of one job know.
 using Token = std::array<std::byte, 16>;
 
-struct Hello {
+struct TcpHello {
   static constexpr std::uint64_t right_magic = 0x3130'7063'7473'756d;  // "mustcp01"
   std::uint64_t magic = right_magic;
   std::int32_t from = 0;
   std::int32_t to = 0;
   Token token{};
 };
-static_assert(sizeof(Hello) == 32);
+static_assert(sizeof(TcpHello) == 32);
 
 /// Returns the rank that sent this Hello to rank `self` of `size` ranks in the job of `token`. Returns nullopt for any
 /// other bytes. The input may be any bytes.
@@ -78,16 +78,16 @@ constexpr std::uint64_t cost_of(std::uint64_t bytes) noexcept {
   return std::max<std::uint64_t>(bytes, 256);
 }
 
-enum class Way : std::uint8_t { forwards, backwards };
+enum class MessageKind : std::uint8_t { forwards, backwards };
 
 /// Throws Error(corrupt) for bytes that no rank sends. The input may be any bytes.
-Frame parse_frame(std::span<const std::byte, sizeof(Frame)> bytes, Way way);
+Frame parse_frame(std::span<const std::byte, sizeof(Frame)> bytes, MessageKind way);
 
 /// The bytes of an outgoing message. Their memory may be withdrawn.
-class Source {
+class MessageSource {
  public:
-  virtual ~Source() = default;
-  Source& operator=(Source&&) = delete;
+  virtual ~MessageSource() = default;
+  MessageSource& operator=(MessageSource&&) = delete;
   /// Returns at least one of the bytes from `offset` on.
   [[nodiscard]] virtual std::span<const std::byte> bytes_from(std::size_t offset) const noexcept = 0;
 };
@@ -102,29 +102,29 @@ class Connection {
     virtual std::span<std::byte> place_for(Connection& connection, const Frame& frame) = 0;
     virtual void arrived(Connection& connection, const Frame& frame) = 0;
     /// Called when the kernel has accepted the frame and its payload.
-    virtual void sent(Connection& connection, const Frame& frame, const std::shared_ptr<Source>& source) = 0;
+    virtual void sent(Connection& connection, const Frame& frame, const std::shared_ptr<MessageSource>& source) = 0;
     /// Called when the connection has ended. `failure` is nullopt if the other side has closed it.
     virtual void ended(Connection& connection, const std::optional<Error>& failure) = 0;
   };
 
   /// If `is_connected` is false, `socket` is not connected yet, and the caller must call connect().
   /// Received frames have the direction `incoming`.
-  Connection(Owner& owner, Socket socket, Way incoming, bool is_connected);
+  Connection(Owner& owner, Socket socket, MessageKind incoming, bool is_connected);
   Connection& operator=(Connection&&) = delete;
 
   /// Connects, and sends the handshake.
-  void connect(const Endpoint& endpoint, const Hello& hello);
+  void connect(const Endpoint& endpoint, const TcpHello& hello);
   /// Sends a frame. Its payload is read from `source`, which is null for a frame without payload.
-  void send(const Frame& frame, std::shared_ptr<Source> source);
+  void send(const Frame& frame, std::shared_ptr<MessageSource> source);
   /// Reads the data that has arrived, and continues to read later data.
   void read();
   /// Returns whether the kernel has accepted everything that was to be sent.
   [[nodiscard]] bool is_drained() const noexcept { return outputs_.empty(); }
   [[nodiscard]] bool is_open() const noexcept { return socket_.is_open(); }
-  [[nodiscard]] Way incoming() const noexcept { return incoming_; }
+  [[nodiscard]] MessageKind incoming() const noexcept { return incoming_; }
   struct Output {
     Frame frame;
-    std::shared_ptr<Source> source;
+    std::shared_ptr<MessageSource> source;
   };
   /// Called in a forked child.
   void give_up_socket() noexcept { give_up(socket_.is_open() ? socket_.native_handle() : -1); }
@@ -139,9 +139,9 @@ class Connection {
 
   Owner& owner_;
   Socket socket_;
-  const Way incoming_;
+  const MessageKind incoming_;
   bool is_connected_;
-  std::array<std::byte, sizeof(Hello)> hello_{};
+  std::array<std::byte, sizeof(TcpHello)> hello_{};
   std::size_t hello_left_ = 0;
   std::deque<Output> outputs_;
   std::size_t written_ = 0;  // bytes of the first output, including its frame

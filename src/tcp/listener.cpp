@@ -59,7 +59,7 @@ void Listener::take_in() {
   for (;;) {
     Socket socket = accept_one(acceptor_, io_);
     if (!socket.is_open()) break;
-    const auto guest = std::make_shared<Guest>(std::move(socket));
+    const auto guest = std::make_shared<PendingGuest>(std::move(socket));
     guests_.push_back(guest);
     error_code ignored;
     guest->socket.non_blocking(true, ignored);

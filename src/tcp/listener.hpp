@@ -30,15 +30,15 @@ class Listener {
   void give_up_sockets() noexcept;
 
  private:
-  struct Guest {
-    explicit Guest(Socket connection) : socket(std::move(connection)), deadline(socket.get_executor()) {}
+  struct PendingGuest {
+    explicit PendingGuest(Socket connection) : socket(std::move(connection)), deadline(socket.get_executor()) {}
     Socket socket;
     Timer deadline;
-    std::array<std::byte, sizeof(Hello)> hello{};
+    std::array<std::byte, sizeof(TcpHello)> hello{};
     std::size_t got = 0;
     bool is_gone = false;
   };
-  using GuestPointer = std::shared_ptr<Guest>;
+  using GuestPointer = std::shared_ptr<PendingGuest>;
   void wait();
   void take_in();
   void hear(const GuestPointer& guest);

@@ -20,10 +20,10 @@ constexpr std::size_t most_arrivals = 1 << 16;
 
 constexpr std::array<std::byte, 64 << 10> zeros{};
 
-std::shared_ptr<Incoming> take_first(std::deque<std::shared_ptr<Incoming>>& receives, int tag) {
+std::shared_ptr<ReceiveOperation> take_first(std::deque<std::shared_ptr<ReceiveOperation>>& receives, int tag) {
   const auto found = std::ranges::find(receives, tag, [](const auto& receive) { return receive->tag; });
   if (found == receives.end()) return nullptr;
-  std::shared_ptr<Incoming> first = std::move(*found);
+  std::shared_ptr<ReceiveOperation> first = std::move(*found);
   receives.erase(found);
   return first;
 }
@@ -39,12 +39,12 @@ Error too_long(std::uint64_t bytes, std::uint64_t room) {
 
 }  // namespace
 
-std::span<const std::byte> Outgoing::bytes_from(std::size_t offset) const noexcept {
+std::span<const std::byte> OutgoingFrame::bytes_from(std::size_t offset) const noexcept {
   const std::span<const std::byte> rest = bytes.subspan(offset);
   return is_given_up ? std::span(zeros).first(std::min(rest.size(), zeros.size())) : rest;
 }
 
-void Peer::send(const std::shared_ptr<Outgoing>& message) {
+void Peer::send(const std::shared_ptr<OutgoingFrame>& message) {
   if (!to_) to_ = shared_.connect(*this);
   const std::uint64_t bytes = message->bytes.size();
   const std::uint64_t cost = cost_of(bytes);
@@ -65,9 +65,9 @@ bool Peer::has_nothing_to_send() const noexcept {
   return failure_ || !to_ || (offers_ == 0 && to_->is_drained());
 }
 
-void Peer::sent(Connection&, const Frame& frame, const std::shared_ptr<Source>& source) {
+void Peer::sent(Connection&, const Frame& frame, const std::shared_ptr<MessageSource>& source) {
   if (frame.kind != FrameKind::message && frame.kind != FrameKind::payload) return;
-  Outgoing& message = static_cast<Outgoing&>(*source);
+  OutgoingFrame& message = static_cast<OutgoingFrame&>(*source);
   message.is_sent = true;
   if (message.is_offered) --offers_;
   if (!message.needs_taken || message.is_taken) finish(message.progress);
@@ -80,7 +80,7 @@ void Peer::answered(const Frame& frame) {
   }
   const auto found = unanswered_.find(frame.number);
   if (found == unanswered_.end()) refuse("malformed message: an answer to no request");
-  const std::shared_ptr<Outgoing> message = std::move(found->second);
+  const std::shared_ptr<OutgoingFrame> message = std::move(found->second);
   unanswered_.erase(found);
   message->is_taken = true;
   if (frame.kind == FrameKind::want) {
@@ -93,12 +93,12 @@ void Peer::answered(const Frame& frame) {
   if (message->is_sent || message->is_offered) finish(message->progress);
 }
 
-std::shared_ptr<Incoming> Peer::match(int tag) {
+std::shared_ptr<ReceiveOperation> Peer::match(int tag) {
   if (auto own = take_first(posted_, tag)) return own;
   return take_first(shared_.from_anybody, tag);
 }
 
-void Peer::want(std::uint64_t number, std::uint64_t bytes, const std::shared_ptr<Incoming>& receive) {
+void Peer::want(std::uint64_t number, std::uint64_t bytes, const std::shared_ptr<ReceiveOperation>& receive) {
   if (bytes > receive->place.size()) {
     give_up(receive, too_long(bytes, receive->place.size()));
     if (from_) from_->send({.kind = FrameKind::taken, .number = number}, nullptr);
@@ -108,7 +108,7 @@ void Peer::want(std::uint64_t number, std::uint64_t bytes, const std::shared_ptr
   from_->send({.kind = FrameKind::want, .number = number}, nullptr);
 }
 
-void Peer::took(const Arrival& arrival) {
+void Peer::took(const UnmatchedMessage& arrival) {
   if (!from_ || failure_) return;
   if (!arrival.is_offer) {
     to_return_ += cost_of(arrival.bytes);
@@ -119,28 +119,28 @@ void Peer::took(const Arrival& arrival) {
     from_->send({.kind = FrameKind::taken, .number = arrival.number}, nullptr);
 }
 
-void Peer::receive(const std::shared_ptr<Incoming>& receive) {
+void Peer::receive(const std::shared_ptr<ReceiveOperation>& receive) {
   if (const auto arrival = find(receive->tag)) return this->receive(arrival, receive);
   if (failure_) return finish(receive->progress, failure_);
   posted_.push_back(receive);
 }
 
-void Peer::take_back(const std::shared_ptr<Incoming>& receive) {
+void Peer::take_back(const std::shared_ptr<ReceiveOperation>& receive) {
   std::erase(posted_, receive);
 }
 
-std::shared_ptr<Arrival> Peer::find(std::optional<int> tag) {
+std::shared_ptr<UnmatchedMessage> Peer::find(std::optional<int> tag) {
   const auto found = std::ranges::find_if(
       arrivals_, [tag](const auto& one) { return tag ? one->tag == *tag : one->tag >= multihost::first_tag; });
   if (found == arrivals_.end()) return nullptr;
-  std::shared_ptr<Arrival> oldest = std::move(*found);
+  std::shared_ptr<UnmatchedMessage> oldest = std::move(*found);
   arrivals_.erase(found);
   --shared_.arrivals;
   if (!oldest->is_offer) waiting_ -= cost_of(oldest->bytes);
   return oldest;
 }
 
-void Peer::receive(const std::shared_ptr<Arrival>& arrival, const std::shared_ptr<Incoming>& receive) {
+void Peer::receive(const std::shared_ptr<UnmatchedMessage>& arrival, const std::shared_ptr<ReceiveOperation>& receive) {
   took(*arrival);
   if (arrival->is_offer) {
     if (failure_) return give_up(receive, *failure_);
@@ -156,7 +156,7 @@ void Peer::receive(const std::shared_ptr<Arrival>& arrival, const std::shared_pt
   finish(receive->progress);
 }
 
-void Peer::drop(const std::shared_ptr<Arrival>& arrival) {
+void Peer::drop(const std::shared_ptr<UnmatchedMessage>& arrival) {
   if (failure_ || !from_) return;
   took(*arrival);
   if (arrival->is_offer) from_->send({.kind = FrameKind::taken, .number = arrival->number}, nullptr);
@@ -179,7 +179,8 @@ std::span<std::byte> Peer::place_for(Connection&, const Frame& frame) {
     if (frame.bytes > into_->place.size()) refuse("malformed message: more bytes than were offered");
     return into_->place.first(frame.bytes);
   }
-  auto arrival = std::make_shared<Arrival>(Arrival{.tag = frame.tag, .number = frame.number, .bytes = frame.bytes});
+  auto arrival = std::make_shared<UnmatchedMessage>(
+      UnmatchedMessage{.tag = frame.tag, .number = frame.number, .bytes = frame.bytes});
   into_ = match(frame.tag);
   if (into_) took(*arrival);
   if (into_ && frame.bytes <= into_->place.size()) return into_->place.first(frame.bytes);
@@ -218,8 +219,8 @@ void Peer::arrived(Connection& connection, const Frame& frame) {
     case FrameKind::offer:
       if (const auto receive = match(frame.tag)) return want(frame.number, frame.bytes, receive);
       if (arrivals_.size() >= most_arrivals) refuse("malformed message: more messages than are allowed");
-      arrivals_.push_back(std::make_shared<Arrival>(
-          Arrival{.tag = frame.tag, .number = frame.number, .bytes = frame.bytes, .is_offer = true}));
+      arrivals_.push_back(std::make_shared<UnmatchedMessage>(
+          UnmatchedMessage{.tag = frame.tag, .number = frame.number, .bytes = frame.bytes, .is_offer = true}));
       ++shared_.arrivals;
       return;
     case FrameKind::want:
@@ -249,7 +250,7 @@ void Peer::fail(const Error& why) {
   for (Connection* const connection : {to_.get(), from_.get()}) {
     if (connection == nullptr) continue;
     for (const Connection::Output& output : connection->close())
-      if (output.source) finish(static_cast<Outgoing&>(*output.source).progress, why);
+      if (output.source) finish(static_cast<OutgoingFrame&>(*output.source).progress, why);
   }
   for (const auto& [number, message] : std::exchange(unanswered_, {})) finish(message->progress, why);
   for (const auto& receive : std::exchange(posted_, {})) finish(receive->progress, why);
@@ -262,13 +263,13 @@ void Peer::fail(const Error& why) {
   shared_.lost(*this);
 }
 
-void Peer::give_up(const std::shared_ptr<Incoming>& receive, const Error& failure) {
+void Peer::give_up(const std::shared_ptr<ReceiveOperation>& receive, const Error& failure) {
   // The other peers can still answer the receive, so the failure of this peer does not end it.
   if (!receive->is_from_anybody || receive->progress.is_over) return finish(receive->progress, failure);
   shared_.receive_from_anybody(receive);
 }
 
-void Peer::finish(Progress& progress, std::optional<Error> failure) {
+void Peer::finish(OperationState& progress, std::optional<Error> failure) {
   if (progress.is_over) return;
   progress.is_over = true;
   progress.failure = std::move(failure);

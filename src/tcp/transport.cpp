@@ -20,14 +20,14 @@ namespace muster::tcp {
 
 /// Holds the lock. After it is released, destroys the keepers of finished operations, whose destructors may run code of
 /// the program.
-class TcpTransport::Hold {
+class TcpTransport::LockHold {
  public:
-  explicit Hold(TcpTransport& transport) : transport_(transport), lock_(transport.mutex_) {}
-  ~Hold() {
+  explicit LockHold(TcpTransport& transport) : transport_(transport), lock_(transport.mutex_) {}
+  ~LockHold() {
     const std::vector<std::shared_ptr<const void>> over = std::exchange(transport_.shared_.over, {});
     lock_.unlock();
   }
-  Hold& operator=(Hold&&) = delete;
+  LockHold& operator=(LockHold&&) = delete;
 
  private:
   TcpTransport& transport_;
@@ -41,20 +41,20 @@ namespace {
               why.details());
 }
 
-bool is_over(const Progress& progress) {
+bool is_over(const OperationState& progress) {
   if (progress.is_over && progress.failure) throw_lost(*progress.failure);
   return progress.is_over;
 }
 
 }  // namespace
 
-class TcpTransport::Send final : public multihost::Operation {
+class TcpTransport::Send final : public multihost::TransferOperation {
  public:
-  Send(TcpTransport& transport, std::shared_ptr<Outgoing> message)
+  Send(TcpTransport& transport, std::shared_ptr<OutgoingFrame> message)
       : transport_(transport), message_(std::move(message)) {}
 
   bool test() override {
-    const Hold hold(transport_);
+    const LockHold hold(transport_);
     if (!is_over(message_->progress)) transport_.poll();
     return is_over(message_->progress);
   }
@@ -62,26 +62,26 @@ class TcpTransport::Send final : public multihost::Operation {
   /// The send continues. Zeros replace the bytes that belonged to the caller. Only ranks whose call has failed as well
   /// receive them.
   void abandon() noexcept override {
-    const Hold hold(transport_);
+    const LockHold hold(transport_);
     message_->is_given_up = message_->is_borrowed;
   }
   [[nodiscard]] bool borrows() const noexcept override {
-    const Hold hold(transport_);
+    const LockHold hold(transport_);
     return message_->is_borrowed && !message_->progress.is_over;
   }
 
  private:
   TcpTransport& transport_;
-  std::shared_ptr<Outgoing> message_;
+  std::shared_ptr<OutgoingFrame> message_;
 };
 
-class TcpTransport::Receive final : public multihost::Operation {
+class TcpTransport::Receive final : public multihost::TransferOperation {
  public:
-  Receive(TcpTransport& transport, int from, std::shared_ptr<Incoming> receive)
+  Receive(TcpTransport& transport, int from, std::shared_ptr<ReceiveOperation> receive)
       : transport_(transport), from_(from), receive_(std::move(receive)) {}
 
   bool test() override {
-    const Hold hold(transport_);
+    const LockHold hold(transport_);
     if (!is_over(receive_->progress)) transport_.poll();
     return is_over(receive_->progress);
   }
@@ -91,7 +91,7 @@ class TcpTransport::Receive final : public multihost::Operation {
   }
   /// If the message has begun to arrive, it is read completely into memory that is kept for it.
   void abandon() noexcept override {
-    const Hold hold(transport_);
+    const LockHold hold(transport_);
     if (from_ == multihost::any_rank)
       std::erase(transport_.shared_.from_anybody, receive_);
     else
@@ -103,15 +103,15 @@ class TcpTransport::Receive final : public multihost::Operation {
  private:
   TcpTransport& transport_;
   int from_;
-  std::shared_ptr<Incoming> receive_;
+  std::shared_ptr<ReceiveOperation> receive_;
 };
 
-class TcpTransport::TakenOut final : public multihost::Found {
+class TcpTransport::TakenOut final : public multihost::ArrivedMessage {
  public:
-  TakenOut(TcpTransport& transport, int from, std::shared_ptr<Arrival> arrival)
+  TakenOut(TcpTransport& transport, int from, std::shared_ptr<UnmatchedMessage> arrival)
       : transport_(transport), from_(from), arrival_(std::move(arrival)) {}
   ~TakenOut() override {
-    const Hold hold(transport_);
+    const LockHold hold(transport_);
     if (!is_received_) transport_.peer(from_).drop(arrival_);
   }
   TakenOut& operator=(TakenOut&&) = delete;
@@ -119,19 +119,19 @@ class TcpTransport::TakenOut final : public multihost::Found {
   [[nodiscard]] int from() const noexcept override { return from_; }
   [[nodiscard]] int tag() const noexcept override { return arrival_->tag; }
   [[nodiscard]] std::size_t bytes() const override { return arrival_->bytes; }
-  multihost::Pending receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) override {
-    const auto receive = std::make_shared<Incoming>(Incoming{.tag = arrival_->tag, .place = place});
+  multihost::PendingTransfer receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) override {
+    const auto receive = std::make_shared<ReceiveOperation>(ReceiveOperation{.tag = arrival_->tag, .place = place});
     receive->progress.keeper = std::move(keeper);
-    const Hold hold(transport_);
+    const LockHold hold(transport_);
     transport_.peer(from_).receive(arrival_, receive);
     is_received_ = true;
-    return multihost::Pending(std::make_shared<Receive>(transport_, from_, receive));
+    return multihost::PendingTransfer(std::make_shared<Receive>(transport_, from_, receive));
   }
 
  private:
   TcpTransport& transport_;
   int from_;
-  std::shared_ptr<Arrival> arrival_;
+  std::shared_ptr<UnmatchedMessage> arrival_;
   bool is_received_ = false;
 };
 
@@ -150,7 +150,7 @@ TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::
   for (int other = 0; other < size(); ++other) peers_.push_back(std::make_unique<Peer>(shared_, other));
   listener_ = std::make_unique<Listener>(
       *io_, std::move(acceptor), addresses_.token, rank, size(), [this](int from, Socket socket) {
-        auto connection = std::make_unique<Connection>(peer(from), std::move(socket), Way::forwards, true);
+        auto connection = std::make_unique<Connection>(peer(from), std::move(socket), MessageKind::forwards, true);
         if (!peer(from).accept(std::move(connection)))
           log(LogLevel::info, fmt::format("TCP: rank {} closes a second connection of rank {}", this->rank(), from));
       });
@@ -163,7 +163,7 @@ TcpTransport::~TcpTransport() {
 
 std::unique_ptr<Connection> TcpTransport::connect(Peer& to) {
   const Endpoint& address = addresses_.of_ranks[static_cast<std::size_t>(to.rank())];
-  auto connection = std::make_unique<Connection>(to, new_socket(*io_, address), Way::backwards, false);
+  auto connection = std::make_unique<Connection>(to, new_socket(*io_, address), MessageKind::backwards, false);
   connection->connect(address, {.from = rank(), .to = to.rank(), .token = addresses_.token});
   return connection;
 }
@@ -173,45 +173,46 @@ void TcpTransport::poll() {
   io_->poll();
 }
 
-multihost::Pending TcpTransport::send(int to, int tag, std::span<const std::byte> bytes,
-                                      std::shared_ptr<const void> keeper, multihost::Finished finished) {
+multihost::PendingTransfer TcpTransport::send(int to, int tag, std::span<const std::byte> bytes,
+                                              std::shared_ptr<const void> keeper, multihost::SendEnd finished) {
   const auto message =
-      std::make_shared<Outgoing>(tag, bytes, std::move(keeper), finished == multihost::Finished::taken);
-  const Hold hold(*this);
+      std::make_shared<OutgoingFrame>(tag, bytes, std::move(keeper), finished == multihost::SendEnd::taken);
+  const LockHold hold(*this);
   if (const auto& failure = peer(to).error()) throw_lost(*failure);
   peer(to).send(message);
-  return multihost::Pending(std::make_shared<Send>(*this, message));
+  return multihost::PendingTransfer(std::make_shared<Send>(*this, message));
 }
 
 bool TcpTransport::has_left(int to) {
-  const Hold hold(*this);
+  const LockHold hold(*this);
   return peer(to).has_nothing_to_send();
 }
 
-multihost::Pending TcpTransport::receive(int from, int tag, std::span<std::byte> bytes,
-                                         std::shared_ptr<const void> keeper) {
+multihost::PendingTransfer TcpTransport::receive(int from, int tag, std::span<std::byte> bytes,
+                                                 std::shared_ptr<const void> keeper) {
   const bool is_from_anybody = from == multihost::any_rank;
-  const auto receive =
-      std::make_shared<Incoming>(Incoming{.tag = tag, .place = bytes, .is_from_anybody = is_from_anybody});
+  const auto receive = std::make_shared<ReceiveOperation>(
+      ReceiveOperation{.tag = tag, .place = bytes, .is_from_anybody = is_from_anybody});
   receive->progress.keeper = std::move(keeper);
-  const Hold hold(*this);
+  const LockHold hold(*this);
   if (is_from_anybody)
     receive_from_anybody(receive);
   else
     peer(from).receive(receive);
-  return multihost::Pending(std::make_shared<Receive>(*this, from, receive));
+  return multihost::PendingTransfer(std::make_shared<Receive>(*this, from, receive));
 }
 
-void TcpTransport::receive_from_anybody(const std::shared_ptr<Incoming>& receive) {
+void TcpTransport::receive_from_anybody(const std::shared_ptr<ReceiveOperation>& receive) {
   for (const auto& one : peers_)
-    if (const std::shared_ptr<Arrival> arrival = one->find(receive->tag)) return one->receive(arrival, receive);
+    if (const std::shared_ptr<UnmatchedMessage> arrival = one->find(receive->tag))
+      return one->receive(arrival, receive);
   shared_.from_anybody.push_back(receive);
 }
 
-std::unique_ptr<multihost::Found> TcpTransport::find(int from, int tag) {
-  const Hold hold(*this);
+std::unique_ptr<multihost::ArrivedMessage> TcpTransport::find(int from, int tag) {
+  const LockHold hold(*this);
   if (from == multihost::any_rank) return find_of_any(tag);
-  std::shared_ptr<Arrival> arrival = peer(from).find(tag);
+  std::shared_ptr<UnmatchedMessage> arrival = peer(from).find(tag);
   if (!arrival) {
     poll();
     arrival = peer(from).find(tag);
@@ -221,12 +222,12 @@ std::unique_ptr<multihost::Found> TcpTransport::find(int from, int tag) {
   return nullptr;
 }
 
-std::unique_ptr<multihost::Found> TcpTransport::find_any() {
-  const Hold hold(*this);
+std::unique_ptr<multihost::ArrivedMessage> TcpTransport::find_any() {
+  const LockHold hold(*this);
   return find_of_any(std::nullopt);
 }
 
-std::unique_ptr<multihost::Found> TcpTransport::find_of_any(std::optional<int> tag) {
+std::unique_ptr<multihost::ArrivedMessage> TcpTransport::find_of_any(std::optional<int> tag) {
   poll();
   if (shared_.arrivals == 0) return nullptr;
   for (const auto& one : peers_)
@@ -245,7 +246,7 @@ multihost::HostTree tree_of(const multihost::Transport& transport) {
   return {transport.size()};
 }
 
-class TreeBarrier final : public multihost::Operation {
+class TreeBarrier final : public multihost::TransferOperation {
  public:
   explicit TreeBarrier(multihost::Transport& transport)
       : transport_(transport), parent_(tree_of(transport).parent(transport.rank())) {
@@ -253,7 +254,7 @@ class TreeBarrier final : public multihost::Operation {
   }
 
   bool test() override {
-    std::erase_if(from_children_, [](multihost::Pending& one) { return one.test(); });
+    std::erase_if(from_children_, [](multihost::PendingTransfer& one) { return one.test(); });
     if (!from_children_.empty()) return false;
     if (parent_ >= 0 && !std::exchange(has_told_, true)) {
       from_parent_ = receive(parent_);
@@ -262,7 +263,7 @@ class TreeBarrier final : public multihost::Operation {
     if (!from_parent_.test()) return false;
     if (!std::exchange(is_through_, true))
       for (const int child : tree_of(transport_).children(transport_.rank())) send(child);
-    std::erase_if(sends_, [](multihost::Pending& one) { return one.test(); });
+    std::erase_if(sends_, [](multihost::PendingTransfer& one) { return one.test(); });
     return sends_.empty();
   }
   bool cancel() noexcept override { return false; }
@@ -270,33 +271,33 @@ class TreeBarrier final : public multihost::Operation {
   [[nodiscard]] bool borrows() const noexcept override { return false; }
 
  private:
-  multihost::Pending receive(int from) {
+  multihost::PendingTransfer receive(int from) {
     return transport_.receive(from, static_cast<int>(TreeTag::barrier), {}, nullptr);
   }
   void send(int to) {
-    sends_.push_back(transport_.send(to, static_cast<int>(TreeTag::barrier), {}, nullptr, multihost::Finished::sent));
+    sends_.push_back(transport_.send(to, static_cast<int>(TreeTag::barrier), {}, nullptr, multihost::SendEnd::sent));
   }
 
   multihost::Transport& transport_;
   int parent_;
   bool has_told_ = false;
   bool is_through_ = false;
-  std::vector<multihost::Pending> from_children_;
-  multihost::Pending from_parent_;
-  std::vector<multihost::Pending> sends_;
+  std::vector<multihost::PendingTransfer> from_children_;
+  multihost::PendingTransfer from_parent_;
+  std::vector<multihost::PendingTransfer> sends_;
 };
 
 }  // namespace
 
-multihost::Pending TcpTransport::barrier() {
-  return multihost::Pending(std::make_shared<TreeBarrier>(*this));
+multihost::PendingTransfer TcpTransport::barrier() {
+  return multihost::PendingTransfer(std::make_shared<TreeBarrier>(*this));
 }
 
 std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) {
   const multihost::HostTree tree = tree_of(*this);
   const int self = rank();
   const auto begin = os::Clock::now();
-  const auto wait = [&](multihost::Pending pending, int on) {
+  const auto wait = [&](multihost::PendingTransfer pending, int on) {
     // A rank waits longer than the ranks above it in the tree, which name the missing rank first.
     const auto grace =
         std::chrono::milliseconds(400) * (tree.depth(self) + 1) + std::chrono::milliseconds(self == 0 ? 0 : 1500);
@@ -319,7 +320,7 @@ std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, s
     return memory;
   };
   const auto send_to = [&](int to, const std::shared_ptr<std::vector<std::byte>>& bytes) {
-    wait(send(to, static_cast<int>(TreeTag::tell), *bytes, bytes, multihost::Finished::sent), to);
+    wait(send(to, static_cast<int>(TreeTag::tell), *bytes, bytes, multihost::SendEnd::sent), to);
   };
   // The data of the subtrees arrives in the order of the tree.
   const auto below = std::make_shared<std::vector<std::byte>>(mine.begin(), mine.end());
@@ -343,13 +344,13 @@ std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, s
 }
 
 bool TcpTransport::has_sent_all() {
-  const Hold hold(*this);
+  const LockHold hold(*this);
   poll();
   return std::ranges::all_of(peers_, [](const auto& one) { return one->has_nothing_to_send(); });
 }
 
 int TcpTransport::next_lost() noexcept {
-  const Hold hold(*this);
+  const LockHold hold(*this);
   if (lost_.empty()) return multihost::any_rank;
   const int lost = lost_.front();
   lost_.pop_front();
@@ -367,7 +368,7 @@ Error TcpTransport::ended() const {
 }
 
 bool TcpTransport::close() noexcept {
-  const Hold hold(*this);
+  const LockHold hold(*this);
   try {
     if (!std::exchange(is_closing_, true))
       for (const auto& one : peers_) one->say_bye();

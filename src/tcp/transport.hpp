@@ -37,14 +37,14 @@ class TcpTransport final : public multihost::Transport, private Forkable {
   [[nodiscard]] std::string_view name() const noexcept override { return "TCP"; }
   [[nodiscard]] int most_tag() const override { return INT32_MAX; }
 
-  multihost::Pending send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
-                          multihost::Finished finished) override;
+  multihost::PendingTransfer send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+                                  multihost::SendEnd finished) override;
   [[nodiscard]] bool has_left(int to) override;
-  multihost::Pending receive(int from, int tag, std::span<std::byte> bytes,
-                             std::shared_ptr<const void> keeper) override;
-  std::unique_ptr<multihost::Found> find(int from, int tag) override;
-  std::unique_ptr<multihost::Found> find_any() override;
-  multihost::Pending barrier() override;
+  multihost::PendingTransfer receive(int from, int tag, std::span<std::byte> bytes,
+                                     std::shared_ptr<const void> keeper) override;
+  std::unique_ptr<multihost::ArrivedMessage> find(int from, int tag) override;
+  std::unique_ptr<multihost::ArrivedMessage> find_any() override;
+  multihost::PendingTransfer barrier() override;
   std::vector<std::byte> tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) override;
   void watch() override {
     if (watch_) watch_();
@@ -61,7 +61,7 @@ class TcpTransport final : public multihost::Transport, private Forkable {
   bool close() noexcept override;
   [[nodiscard]] bool can_be_dropped() const noexcept override { return true; }
 
-  class Hold;
+  class LockHold;
   class Send;
   class Receive;
   class TakenOut;
@@ -69,9 +69,9 @@ class TcpTransport final : public multihost::Transport, private Forkable {
  private:
   Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
   std::unique_ptr<Connection> connect(Peer& peer);
-  void receive_from_anybody(const std::shared_ptr<Incoming>& receive);
+  void receive_from_anybody(const std::shared_ptr<ReceiveOperation>& receive);
   void poll();
-  std::unique_ptr<multihost::Found> find_of_any(std::optional<int> tag);
+  std::unique_ptr<multihost::ArrivedMessage> find_of_any(std::optional<int> tag);
   void before_fork() override { mutex_.lock(); }
   void after_fork() override { mutex_.unlock(); }
   void in_child() noexcept override;
@@ -79,7 +79,7 @@ class TcpTransport final : public multihost::Transport, private Forkable {
   mutable ForkMutex mutex_;
   std::unique_ptr<asio::io_context> io_;
   Addresses addresses_;
-  Peer::Shared shared_;
+  Peer::PeersState shared_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; the entry of this rank is unused
   std::unique_ptr<Listener> listener_;
   std::deque<int> lost_;

@@ -31,14 +31,14 @@ constexpr std::uint64_t longest_time = std::uint64_t{1} << 60;
 
 /// Returns whether a process can have written this record at position `at` of a file, or of a ring of `capacity`
 /// records.
-bool can_be(const Record& record, std::uint64_t at, std::uint64_t capacity) {
+bool can_be(const TraceRecord& record, std::uint64_t at, std::uint64_t capacity) {
   const bool is_in_place = capacity == 0 ? record.number == at + 1 : (record.number - 1) % capacity == at;
-  return is_in_place && record.kind > Kind::none && record.kind <= Kind::phase && record.failed <= 1 &&
+  return is_in_place && record.kind > SpanKind::none && record.kind <= SpanKind::phase && record.failed <= 1 &&
          record.begin < longest_time && record.end < longest_time && (record.end == 0 || record.end >= record.begin) &&
          (capacity != 0 || record.parent < record.number);
 }
 
-Entry entry_of(const Record& record) {
+TraceEntry entry_of(const TraceRecord& record) {
   return {.number = record.number,
           .begin = record.begin,
           .end = record.end,
@@ -59,7 +59,7 @@ Entry entry_of(const Record& record) {
 }
 
 /// Adds the parts; returns false if they are invalid.
-bool add_parts(const Record& record, std::uint64_t at, std::vector<Entry>& entries) {
+bool add_parts(const TraceRecord& record, std::uint64_t at, std::vector<TraceEntry>& entries) {
   PartsRecord parts{};
   std::memcpy(&parts, &record, sizeof parts);
   if (parts.number != at + 1 || parts.count > PartsRecord::most || parts.parent >= parts.number) return false;
@@ -80,7 +80,7 @@ bool add_parts(const Record& record, std::uint64_t at, std::vector<Entry>& entri
                        .page_faults = moves ? parts.page_faults : 0,
                        .copies = moves ? parts.copies : 0,
                        .depth = parts.depth,
-                       .kind = Kind::phase,
+                       .kind = SpanKind::phase,
                        .name = get_text(parts.names[i])});
     begin = entries.back().end;
   }
@@ -90,12 +90,12 @@ bool add_parts(const Record& record, std::uint64_t at, std::vector<Entry>& entri
 }  // namespace
 
 Process parse(std::span<const std::byte> bytes, const std::string& name) {
-  Header header{};
+  TraceHeader header{};
   if (bytes.size() < sizeof header) refuse(ErrorKind::corrupt, name, "truncated trace");
   std::memcpy(&header, bytes.data(), sizeof header);
   check_magic(header.magic, magic, header.version, name);
   const auto identity = os::parse_identity(get_text(header.identity));
-  if (header.record_bytes != sizeof(Record) || !identity || header.rank < -1 || header.size < 0 ||
+  if (header.record_bytes != sizeof(TraceRecord) || !identity || header.rank < -1 || header.size < 0 ||
       (header.rank >= 0 && header.size == 0) || header.capacity > ring_records)
     refuse(ErrorKind::corrupt, name, "malformed trace header");
   Process process{.identity = *identity,
@@ -104,20 +104,20 @@ Process parse(std::span<const std::byte> bytes, const std::string& name) {
                   .job = os::hex_text(header.job),
                   .wall_clock = header.wall_clock};
   // A file may be cut off, and its unused end consists of zeros.
-  std::uint64_t count = (bytes.size() - sizeof header) / sizeof(Record);
+  std::uint64_t count = (bytes.size() - sizeof header) / sizeof(TraceRecord);
   if (header.capacity != 0) count = std::min(count, header.capacity);
   for (std::uint64_t at = 0; at < count; ++at) {
-    Record record{};
+    TraceRecord record{};
     std::memcpy(static_cast<void*>(&record), bytes.data() + sizeof header + at * sizeof record, sizeof record);
     if (record.number == 0) continue;
-    const bool is_parts = record.kind == Kind::parts && header.capacity == 0;
+    const bool is_parts = record.kind == SpanKind::parts && header.capacity == 0;
     if (is_parts && add_parts(record, at, process.entries)) continue;
     if (!is_parts && can_be(record, at, header.capacity))
       process.entries.push_back(entry_of(record));
     else
       ++process.damaged;
   }
-  std::ranges::stable_sort(process.entries, {}, &Entry::number);
+  std::ranges::stable_sort(process.entries, {}, &TraceEntry::number);
   return process;
 }
 

@@ -13,7 +13,7 @@
 
 namespace muster::trace {
 
-struct Entry {
+struct TraceEntry {
   std::uint64_t number = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;  // 0: the operation has not ended
@@ -27,7 +27,7 @@ struct Entry {
   int peer = -1;
   int copies = 0;
   int depth = 0;
-  Kind kind = Kind::none;
+  SpanKind kind = SpanKind::none;
   bool failed = false;
   std::string name = {};
   std::string detail = {};
@@ -40,7 +40,7 @@ struct Process {
   int size = 0;
   std::string job = {};  // 32 hexadecimal digits
   std::int64_t wall_clock = 0;
-  std::vector<Entry> entries = {};
+  std::vector<TraceEntry> entries = {};
   std::uint64_t damaged = 0;  // number of invalid records
 };
 

@@ -47,7 +47,7 @@ std::uint64_t word_of(std::string_view text, std::size_t at) noexcept {
 }
 
 /// Truncates a text that is too long, and fills the rest with zeros.
-void set_detail(Record& record, std::string_view text) noexcept {
+void set_detail(TraceRecord& record, std::string_view text) noexcept {
   text = text.substr(0, sizeof record.detail - 1);
   auto* const words = reinterpret_cast<std::uint32_t*>(record.detail.data());
   const std::array<std::uint64_t, 3> pairs = {word_of(text, 0), word_of(text, 8), word_of(text, 16)};
@@ -56,9 +56,9 @@ void set_detail(Record& record, std::string_view text) noexcept {
 }
 
 /// Writes the fields from the number of copies to the end of the name: four bytes, and the name.
-void set_name(Record& record, std::uint32_t before, std::string_view name) noexcept {
+void set_name(TraceRecord& record, std::uint32_t before, std::string_view name) noexcept {
   name = name.substr(0, sizeof record.name - 1);
-  auto* const words = reinterpret_cast<std::uint64_t*>(&record) + offsetof(Record, copies) / 8;
+  auto* const words = reinterpret_cast<std::uint64_t*>(&record) + offsetof(TraceRecord, copies) / 8;
   std::uint64_t carried = before;
   for (std::size_t i = 0; i < 4; ++i) {
     const std::uint64_t word = word_of(name, 8 * i);
@@ -69,18 +69,19 @@ void set_name(Record& record, std::uint32_t before, std::string_view name) noexc
   set(words[5], 0);
   set(words[6], 0);
 }
-static_assert(offsetof(Record, copies) % 8 == 0 && offsetof(Record, name) == offsetof(Record, copies) + 4);
+static_assert(offsetof(TraceRecord, copies) % 8 == 0 &&
+              offsetof(TraceRecord, name) == offsetof(TraceRecord, copies) + 4);
 
 /// The state of this thread.
-struct Thread {
+struct ThreadState {
   Span* innermost = nullptr;
   std::int64_t pid = 0;  // process for which `id` is valid: a forked child's first thread has another ID
   std::uint32_t id = 0;
 };
 // The variable is small enough for the static TLS of every program, and is accessed without a call.
-[[gnu::tls_model("initial-exec")]] thread_local constinit Thread this_thread;
+[[gnu::tls_model("initial-exec")]] thread_local constinit ThreadState this_thread;
 
-std::uint32_t thread_number(Thread& thread, std::int64_t pid) noexcept {
+std::uint32_t thread_number(ThreadState& thread, std::int64_t pid) noexcept {
   if (thread.pid != pid) {
     thread.pid = pid;
     thread.id = os::thread_id();
@@ -88,11 +89,11 @@ std::uint32_t thread_number(Thread& thread, std::int64_t pid) noexcept {
   return thread.id;
 }
 
-Header own_header() {
-  Header header{};
+TraceHeader own_header() {
+  TraceHeader header{};
   std::ranges::copy(magic, header.magic.begin());
   header.version = version;
-  header.record_bytes = sizeof(Record);
+  header.record_bytes = sizeof(TraceRecord);
   header.capacity = ring_records;
   header.wall_clock = static_cast<std::int64_t>(os::clock_ns(CLOCK_REALTIME) - os::now_ns());
   header.rank = -1;
@@ -114,28 +115,28 @@ std::string new_path(const std::string& directory) {
 class TraceFile {
  public:
   /// Creates a file in the directory, which is created if it does not exist. Throws Error.
-  TraceFile(const std::string& directory, const Header& header) : file_(new_path(directory)) {
-    pieces_[0] = file_.grow(piece_records * sizeof(Record));
+  TraceFile(const std::string& directory, const TraceHeader& header) : file_(new_path(directory)) {
+    pieces_[0] = file_.grow(piece_records * sizeof(TraceRecord));
     this->header() = header;
   }
 
   /// Returns a zeroed record with its number; null if the file cannot grow any more. Any thread.
-  Record* claim(std::uint32_t& number) noexcept {
+  TraceRecord* claim(std::uint32_t& number) noexcept {
     if (has_stopped()) return nullptr;
     const std::uint64_t at = next_.fetch_add(1, std::memory_order_relaxed);
     const std::uint64_t piece = at / piece_records;
     std::byte* begin = piece < pieces_.size() ? pieces_[piece].load(std::memory_order_acquire) : nullptr;
     if (begin == nullptr && (begin = grow(piece)) == nullptr) return nullptr;
     number = static_cast<std::uint32_t>(at - first_record + 1);
-    return reinterpret_cast<Record*>(begin) + at % piece_records;
+    return reinterpret_cast<TraceRecord*>(begin) + at % piece_records;
   }
 
-  [[nodiscard]] Header& header() noexcept { return *reinterpret_cast<Header*>(pieces_[0].load()); }
+  [[nodiscard]] TraceHeader& header() noexcept { return *reinterpret_cast<TraceHeader*>(pieces_[0].load()); }
   [[nodiscard]] bool has_stopped() const noexcept { return has_stopped_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr std::uint64_t piece_records = 8192;
-  static constexpr std::uint64_t first_record = sizeof(Header) / sizeof(Record);
+  static constexpr std::uint64_t first_record = sizeof(TraceHeader) / sizeof(TraceRecord);
 
   std::byte* grow(std::uint64_t piece) noexcept {
     try {
@@ -146,7 +147,7 @@ class TraceFile {
                                                          "of records. Trace a shorter part of the job",
                                                          in_quotes(file_.path())));
       for (std::uint64_t at = 0; at <= piece; ++at)
-        if (pieces_[at] == nullptr) pieces_[at] = file_.grow(piece_records * sizeof(Record));
+        if (pieces_[at] == nullptr) pieces_[at] = file_.grow(piece_records * sizeof(TraceRecord));
       return pieces_[piece];
     } catch (const std::exception& error) {
       has_stopped_ = true;
@@ -180,18 +181,20 @@ class Recorder {
   /// limit.
   std::uint64_t claim() noexcept {
     constexpr int patience = 8;
-    Header& header = *ring();
+    TraceHeader& header = *ring();
     std::uint64_t number = 0;
     for (int turn = 0; turn < patience; ++turn) {
       number = Word(header.claimed).fetch_add(1, std::memory_order_relaxed) + 1;
-      Record& there = at(place_of(number));
+      TraceRecord& there = at(place_of(number));
       if (Word(there.number).load(std::memory_order_relaxed) == 0 ||
           Word(there.end).load(std::memory_order_acquire) != 0)
         break;
     }
     return number;
   }
-  [[nodiscard]] Record& at(std::uint64_t place) const noexcept { return reinterpret_cast<Record*>(ring() + 1)[place]; }
+  [[nodiscard]] TraceRecord& at(std::uint64_t place) const noexcept {
+    return reinterpret_cast<TraceRecord*>(ring() + 1)[place];
+  }
   static std::uint64_t place_of(std::uint64_t number) noexcept { return (number - 1) % ring_records; }
 
   void join(std::span<const std::byte, 16> job, int rank, int size) noexcept {
@@ -207,7 +210,7 @@ class Recorder {
   void move_ring(std::byte* memory) noexcept {
     const std::lock_guard lock(mutex_);
     std::memcpy(memory, static_cast<const void*>(ring()), ring_bytes);
-    ring_.store(reinterpret_cast<Header*>(memory), std::memory_order_release);
+    ring_.store(reinterpret_cast<TraceHeader*>(memory), std::memory_order_release);
   }
 
  private:
@@ -234,12 +237,12 @@ class Recorder {
  private:
   /// The ring until keep_ring_in() provides memory that other processes can read.
   struct OwnRing {
-    Header header{};
-    std::array<Record, ring_records> records{};
+    TraceHeader header{};
+    std::array<TraceRecord, ring_records> records{};
   };
 
-  [[nodiscard]] Header* ring() const noexcept { return ring_.load(std::memory_order_acquire); }
-  void tell(Header& header) const noexcept {
+  [[nodiscard]] TraceHeader* ring() const noexcept { return ring_.load(std::memory_order_acquire); }
+  void tell(TraceHeader& header) const noexcept {
     header.rank = header_.rank;
     header.size = header_.size;
     header.job = header_.job;
@@ -248,7 +251,7 @@ class Recorder {
     try {
       const auto directory = os::environment("MUSTER_TRACE");
       if (!directory) return;
-      Header header = header_;
+      TraceHeader header = header_;
       header.capacity = 0;
       file_.store(std::make_unique<TraceFile>(*directory, header).release(), std::memory_order_release);
     } catch (const std::exception& error) {
@@ -257,22 +260,22 @@ class Recorder {
   }
 
   std::int64_t pid_ = os::process_id();
-  Header header_ = own_header();
+  TraceHeader header_ = own_header();
   std::unique_ptr<OwnRing> own_ring_;
-  std::atomic<Header*> ring_;
+  std::atomic<TraceHeader*> ring_;
   std::atomic<TraceFile*> file_{nullptr};
   ForkMutex mutex_;
 };
 
-Span::Span(Kind kind, std::string_view name, Operation operation, int peer) noexcept {
+Span::Span(SpanKind kind, std::string_view name, OperationId operation, int peer) noexcept {
   begin(kind, name, operation, peer);
 }
 
-Span::Span(Outermost, Kind kind, std::string_view name, Operations& operations) noexcept {
+Span::Span(Outermost, SpanKind kind, std::string_view name, Operations& operations) noexcept {
   if (is_outermost()) begin(kind, name, operations.next(), -1);
 }
 
-Span::Span(Outermost, Kind kind, std::string_view name, Operation operation, int peer) noexcept {
+Span::Span(Outermost, SpanKind kind, std::string_view name, OperationId operation, int peer) noexcept {
   if (is_outermost()) begin(kind, name, operation, peer);
 }
 
@@ -280,12 +283,12 @@ bool Span::is_outermost() noexcept {
   return this_thread.innermost == nullptr || !this_thread.innermost->is_library_;
 }
 
-void Span::begin(Kind kind, std::string_view name, Operation operation, int peer) noexcept {
+void Span::begin(SpanKind kind, std::string_view name, OperationId operation, int peer) noexcept {
   Recorder* const recorder = Recorder::own();
   if (recorder == nullptr) return;
   recorder_ = recorder;
   exceptions_ = std::uncaught_exceptions();
-  Thread& thread = this_thread;
+  ThreadState& thread = this_thread;
   outer_ = thread.innermost;
   // A forked child starts without outer spans.
   if (outer_ != nullptr && outer_->recorder_ != recorder) outer_ = nullptr;
@@ -295,12 +298,12 @@ void Span::begin(Kind kind, std::string_view name, Operation operation, int peer
     parent = outer_->file_number_;
     depth_ = static_cast<std::uint8_t>(std::min(outer_->depth_ + 1, 255));
   }
-  is_library_ = kind != Kind::program || (outer_ != nullptr && outer_->is_library_);
+  is_library_ = kind != SpanKind::program || (outer_ != nullptr && outer_->is_library_);
   TraceFile* const file = recorder->file();
   const bool is_traced = file != nullptr && (in_file_ = file->claim(file_number_)) != nullptr;
   const std::uint64_t now = is_traced ? os::now_ns() : os::tick_ns();
   const std::uint32_t number_of_thread = thread_number(thread, recorder->pid());
-  const auto write = [&](Record& record, std::uint64_t number) {
+  const auto write = [&](TraceRecord& record, std::uint64_t number) {
     set(record.number, 0);
     set(record.begin, now);
     set(record.end, 0);
@@ -325,8 +328,8 @@ bool Span::is_recorded() const noexcept {
   return recorder_ != nullptr && recorder_->pid() == os::process_id();
 }
 
-Record* Span::in_ring() const noexcept {
-  Record& record = recorder_->at(place_);
+TraceRecord* Span::in_ring() const noexcept {
+  TraceRecord& record = recorder_->at(place_);
   return Word(record.number).load(std::memory_order_relaxed) == number_ ? &record : nullptr;
 }
 
@@ -338,27 +341,27 @@ Span::~Span() {
   if (*link != nullptr) *link = outer_;
   if (!is_recorded()) return;
   const bool has_failed = std::uncaught_exceptions() > exceptions_;
-  const auto finish = [&](Record& record, std::uint64_t end) {
+  const auto finish = [&](TraceRecord& record, std::uint64_t end) {
     set(record.bytes, bytes_);
     set(record.failed, has_failed ? 1 : 0);
     if (!route_.empty()) set_detail(record, route_);
     Word(record.end).store(end, std::memory_order_release);
   };
   const std::uint64_t end = in_file_ != nullptr ? os::now_ns() : os::tick_ns();
-  if (Record* const record = in_ring()) finish(*record, end);
+  if (TraceRecord* const record = in_ring()) finish(*record, end);
   if (in_file_ != nullptr) finish(*in_file_, end);
 }
 
-Parts::Parts(const Span& span, std::uint64_t begin) noexcept : span_(span), last_(begin) {
+OperationParts::OperationParts(const Span& span, std::uint64_t begin) noexcept : span_(span), last_(begin) {
   if (span.in_file_ == nullptr) return;
   record_ = {};
   record_.begin = begin;
 }
 
-void Parts::end(std::string_view name, std::uint64_t now, std::uint64_t bytes, std::uint64_t copies,
-                std::uint64_t page_faults) noexcept {
+void OperationParts::end(std::string_view name, std::uint64_t now, std::uint64_t bytes, std::uint64_t copies,
+                         std::uint64_t page_faults) noexcept {
   if (!span_.is_recorded()) return;
-  if (Record* const record = span_.in_ring()) set_detail(*record, name);
+  if (TraceRecord* const record = span_.in_ring()) set_detail(*record, name);
   if (span_.in_file_ == nullptr || record_.count == PartsRecord::most) return;
   put_text(record_.names[record_.count], name);
   record_.nanoseconds[record_.count] = now - last_;
@@ -372,14 +375,14 @@ void Parts::end(std::string_view name, std::uint64_t now, std::uint64_t bytes, s
   ++record_.count;
 }
 
-Parts::~Parts() {
+OperationParts::~OperationParts() {
   if (span_.in_file_ == nullptr || !span_.is_recorded() || record_.count == 0) return;
   std::uint32_t number = 0;
-  Record* const target = span_.recorder_->file()->claim(number);
+  TraceRecord* const target = span_.recorder_->file()->claim(number);
   if (target == nullptr) return;
   record_.parent = span_.file_number_;
   record_.depth = static_cast<std::uint8_t>(std::min(span_.depth_ + 1, 255));
-  record_.kind = Kind::parts;
+  record_.kind = SpanKind::parts;
   record_.thread = span_.in_file_->thread;
   std::memcpy(static_cast<void*>(target), &record_, sizeof record_);
   Word(target->number).store(number, std::memory_order_release);
@@ -387,7 +390,7 @@ Parts::~Parts() {
 
 void Span::has_moved(std::uint64_t bytes) noexcept {
   if (!is_recorded()) return;
-  if (Record* const record = in_ring()) set(record->done, bytes);
+  if (TraceRecord* const record = in_ring()) set(record->done, bytes);
   if (in_file_ != nullptr) in_file_->done = bytes;
 }
 
@@ -405,7 +408,7 @@ namespace muster {
 
 TraceSpan::TraceSpan(std::string_view name) noexcept {
   static_assert(sizeof(trace::Span) <= sizeof span_ && alignof(trace::Span) <= 8);
-  new (span_.data()) trace::Span(trace::Kind::program, name);
+  new (span_.data()) trace::Span(trace::SpanKind::program, name);
 }
 
 TraceSpan::~TraceSpan() {

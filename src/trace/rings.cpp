@@ -27,8 +27,8 @@ bool is_ring(const Ring& bytes) {
 
 /// Returns the process that owns a ring, from the text in its header.
 std::string owner_of(const Ring& ring) {
-  const char* const text = reinterpret_cast<const char*>(ring.data()) + offsetof(Header, identity);
-  return {text, ::strnlen(text, sizeof(Header::identity))};
+  const char* const text = reinterpret_cast<const char*>(ring.data()) + offsetof(TraceHeader, identity);
+  return {text, ::strnlen(text, sizeof(TraceHeader::identity))};
 }
 
 constexpr std::size_t most_kept = 8;

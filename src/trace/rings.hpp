@@ -54,7 +54,7 @@ inline constexpr std::uint32_t version = 1;
 /// The suffix of the name of a trace file.
 inline constexpr const char* file_suffix = ".mtrace";
 
-enum class Kind : std::uint8_t {
+enum class SpanKind : std::uint8_t {
   none,
   exchange,
   stream,
@@ -68,12 +68,12 @@ enum class Kind : std::uint8_t {
 };
 inline constexpr std::array<std::string_view, 9> kind_names = {"none", "exchange", "stream",  "collective", "message",
                                                                "file", "export",   "program", "phase"};
-constexpr std::string_view to_string(Kind kind) noexcept {
+constexpr std::string_view to_string(SpanKind kind) noexcept {
   return kind_names[static_cast<std::size_t>(kind)];
 }
 
 /// Times are nanoseconds of CLOCK_MONOTONIC. Text ends with a zero, or at the end of its array.
-struct Record {
+struct TraceRecord {
   std::uint64_t number;     // number in its ring or file, from 1 on; 0: no record. Written last
   std::uint64_t begin;      // in rings without a trace file: time of the kernel's last tick
   std::uint64_t end;        // 0: it has not ended. Written after the other fields of the end
@@ -87,12 +87,12 @@ struct Record {
   std::int32_t peer;  // destination or source rank of a message; -1: none
   std::uint8_t copies;
   std::uint8_t depth;  // number of the thread's spans that contain it
-  Kind kind;
+  SpanKind kind;
   std::uint8_t failed;  // 1: it has ended by an exception
   std::array<char, 32> name;
   std::array<char, 20> detail;  // the last completed part; after the end the route, if any
 };
-static_assert(sizeof(Record) == 128);
+static_assert(sizeof(TraceRecord) == 128);
 
 /// A record of trace files for the consecutive parts of an operation. It is written when the last part has ended, and
 /// has the size of a Record.
@@ -106,16 +106,16 @@ struct PartsRecord {
   std::uint32_t parent;
   std::uint8_t copies;  // copies in the moving part
   std::uint8_t depth;
-  Kind kind;
+  SpanKind kind;
   std::uint8_t moving;  // index of the moving part
   std::uint32_t thread;
   std::array<std::uint64_t, most> nanoseconds;  // duration of each part
   std::uint32_t count;
   std::uint32_t unused;
 };
-static_assert(sizeof(PartsRecord) == sizeof(Record) && offsetof(PartsRecord, kind) == offsetof(Record, kind));
+static_assert(sizeof(PartsRecord) == sizeof(TraceRecord) && offsetof(PartsRecord, kind) == offsetof(TraceRecord, kind));
 
-struct Header {
+struct TraceHeader {
   std::array<char, 8> magic;
   std::uint32_t version;
   std::uint32_t record_bytes;
@@ -127,10 +127,10 @@ struct Header {
   std::array<std::byte, 16> job;   // the nonce of the largest group
   std::array<char, 192> identity;  // the process (os::identity_text)
 };
-static_assert(sizeof(Header) == 256);
+static_assert(sizeof(TraceHeader) == 256);
 
 inline constexpr std::uint64_t ring_records = 126;
 /// Header and records: 16 KiB.
-inline constexpr std::uint64_t ring_bytes = sizeof(Header) + ring_records * sizeof(Record);
+inline constexpr std::uint64_t ring_bytes = sizeof(TraceHeader) + ring_records * sizeof(TraceRecord);
 
 }  // namespace muster::trace

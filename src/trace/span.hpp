@@ -16,7 +16,7 @@ namespace muster::trace {
 class Recorder;
 
 /// Identifies an operation of a group. All ranks of the group use the same number.
-struct Operation {
+struct OperationId {
   std::uint64_t group = 0;
   std::uint64_t number = 0;
 };
@@ -25,18 +25,18 @@ struct Operation {
 struct Operations {
   std::uint64_t group = 0;
   std::uint64_t begun = 0;
-  Operation next() noexcept { return {group, ++begun}; }
+  OperationId next() noexcept { return {group, ++begun}; }
 };
 
 class Span {
  public:
-  Span(Kind kind, std::string_view name, Operation operation = {}, int peer = -1) noexcept;
+  Span(SpanKind kind, std::string_view name, OperationId operation = {}, int peer = -1) noexcept;
   ~Span();
   Span& operator=(Span&&) = delete;
   /// Records nothing inside another operation of the library. For functions that both programs and operations call.
   struct Outermost {};
-  Span(Outermost, Kind kind, std::string_view name, Operations& operations) noexcept;
-  Span(Outermost, Kind kind, std::string_view name, Operation operation, int peer) noexcept;
+  Span(Outermost, SpanKind kind, std::string_view name, Operations& operations) noexcept;
+  Span(Outermost, SpanKind kind, std::string_view name, OperationId operation, int peer) noexcept;
 
   void add_bytes(std::uint64_t bytes) noexcept { bytes_ += bytes; }
   /// Sets the route. The text is not copied.
@@ -45,19 +45,19 @@ class Span {
   void has_moved(std::uint64_t bytes) noexcept;
 
  private:
-  friend class Parts;
-  void begin(Kind kind, std::string_view name, Operation operation, int peer) noexcept;
+  friend class OperationParts;
+  void begin(SpanKind kind, std::string_view name, OperationId operation, int peer) noexcept;
   static bool is_outermost() noexcept;
   /// Returns whether it is recorded and this process is the one in which it began.
   [[nodiscard]] bool is_recorded() const noexcept;
   /// Returns its record in the ring; null if the place has been reused.
-  [[nodiscard]] Record* in_ring() const noexcept;
+  [[nodiscard]] TraceRecord* in_ring() const noexcept;
 
   Recorder* recorder_ = nullptr;  // null: nothing is recorded
   Span* outer_ = nullptr;         // the enclosing span of this thread
   std::uint64_t number_ = 0;      // number in the ring; place_ is its position
   std::uint64_t place_ = 0;
-  Record* in_file_ = nullptr;
+  TraceRecord* in_file_ = nullptr;
   std::uint64_t bytes_ = 0;
   std::string_view route_ = "";
   std::uint32_t file_number_ = 0;
@@ -67,11 +67,11 @@ class Span {
 };
 
 /// The consecutive parts of an operation. The destructor records them, before the span of the operation.
-class Parts {
+class OperationParts {
  public:
-  Parts(const Span& span, std::uint64_t begin) noexcept;
-  ~Parts();
-  Parts& operator=(Parts&&) = delete;
+  OperationParts(const Span& span, std::uint64_t begin) noexcept;
+  ~OperationParts();
+  OperationParts& operator=(OperationParts&&) = delete;
   /// Ends one part and begins the next one.
   void end(std::string_view name, std::uint64_t now, std::uint64_t bytes, std::uint64_t copies,
            std::uint64_t page_faults) noexcept;

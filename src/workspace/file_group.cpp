@@ -102,11 +102,11 @@ class FileGroup final : public group::BaseGroup {
   bool do_try_receive(int from, const group::PacketPlace& place) override;
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
-  std::shared_ptr<group::BaseGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
+  std::shared_ptr<group::BaseGroup> make_part(const SplitPart& part, Tie tie, const WaitOptions& options) override;
 
  private:
   [[nodiscard]] auto in_phase(const WaitOptions& options) {
-    return group::InPhase([this](const char* words) { pulse_->set_phase(words); }, options.phase);
+    return group::PhaseScope([this](const char* words) { pulse_->set_phase(words); }, options.phase);
   }
   void collect(std::uint64_t number, std::span<const std::byte> record, std::span<std::byte> all,
                const WaitOptions& options);
@@ -167,7 +167,7 @@ template <class Done, class Needed, class Awaited>
 void FileGroup::wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited) {
   const bool is_network = directory_->options().is_network;
   Pauses pauses(is_network);
-  group::Progress progress_of_all;
+  group::RankProgress progress_of_all;
   Watchdog watchdog = this->watchdog(options);
   // Files that a rank wrote before it ended may become visible after its end.
   const auto is_done_after_all = [&] {
@@ -313,7 +313,7 @@ void FileGroup::do_wait_until(const std::function<bool()>& done,
                               const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                               const WaitOptions& options) {
   Watchdog watchdog = this->watchdog(options);
-  group::Progress progress_of_all;
+  group::RankProgress progress_of_all;
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
   while (!done()) {
     or_fail(*this, [&] { return directory_->recent(glance); });
@@ -322,13 +322,13 @@ void FileGroup::do_wait_until(const std::function<bool()>& done,
   }
 }
 
-std::shared_ptr<group::BaseGroup> FileGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
-  struct Card {
+std::shared_ptr<group::BaseGroup> FileGroup::make_part(const SplitPart& part, Tie tie, const WaitOptions& options) {
+  struct ArrivalRecord {
     Nonce nonce;
     std::int32_t count = 0;
   };
-  Card mine{};
-  std::vector<Card> cards;
+  ArrivalRecord mine{};
+  std::vector<ArrivalRecord> cards;
   together(options, [&] {
     os::random_bytes(mine.nonce);
     if (part.position == 0) mine.count = directory_->next_count();
@@ -340,7 +340,7 @@ std::shared_ptr<group::BaseGroup> FileGroup::make_part(const Part& part, Tie tie
     if (part.members.empty()) return;
     std::vector<int> members;
     for (const int member : part.members) members.push_back((*members_)[member]);
-    const Card& first = cards[static_cast<std::size_t>(part.members.front())];
+    const ArrivalRecord& first = cards[static_cast<std::size_t>(part.members.front())];
     // No other group has the same first rank and count.
     const int number = first.count * static_cast<int>(directory_->members().size()) + members.front();
     made = std::make_shared<FileGroup>(heart_, std::make_shared<const Members>(directory_, std::move(members)),
@@ -384,7 +384,7 @@ std::shared_ptr<Group> file_group(const FileGroupOptions& options) {
   const milliseconds timeout = group::timeout_of(options.timeout, group::default_timeout());
   const workspace::WorkspaceDirectory directory = workspace::prepare_workspace(options.directory);
   if (options.rank == 0) workspace::sweep_dead(directory.path);
-  workspace::Job job = workspace::meet(directory, options, timeout);
+  workspace::FileGroupFacts job = workspace::meet(directory, options, timeout);
   auto heart = std::make_shared<workspace::Heart>(std::make_shared<workspace::GroupDirectory>(
       workspace::GroupDirectory::Options{.workspace = directory.path,
                                          .path = job.directory,

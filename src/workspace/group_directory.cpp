@@ -251,14 +251,14 @@ void GroupDirectory::remove(const std::string& name) const noexcept {
   }
 }
 
-struct Heart::Shared {
+struct Heart::HeartState {
   std::mutex mutex;
   std::condition_variable changed;
   bool end_wanted = false;
   bool ended = false;
 };
 
-void Heart::run(GroupDirectory& directory, Shared& shared) {
+void Heart::run(GroupDirectory& directory, HeartState& shared) {
   bool is_well = true;
   std::unique_lock lock(shared.mutex);
   while (!shared.end_wanted) {
@@ -280,7 +280,7 @@ void Heart::run(GroupDirectory& directory, Shared& shared) {
 }
 
 Heart::Heart(std::shared_ptr<GroupDirectory> directory)
-    : directory_(std::move(directory)), shared_(std::make_shared<Shared>()) {
+    : directory_(std::move(directory)), shared_(std::make_shared<HeartState>()) {
   directory_->beat();
   const SignalsBlocked blocked;
   thread_ = os::Thread("the heartbeat", [directory = directory_, shared = shared_] { run(*directory, *shared); });

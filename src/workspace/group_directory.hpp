@@ -40,7 +40,7 @@ struct GroupMember {
 };
 
 /// The facts that the ranks of a file group share after the rendezvous.
-struct Job {
+struct FileGroupFacts {
   Group::Nonce nonce{};
   std::string directory;
   std::vector<GroupMember> members;
@@ -48,7 +48,8 @@ struct Job {
 };
 /// Forms a job of processes that know only a directory, a key and their rank (rendezvous/files.cpp). `workspace` is
 /// prepared. Throws Error(timeout | rank_mismatch | version | peer_lost), Error(io | out_of_space).
-Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, std::chrono::milliseconds timeout);
+FileGroupFacts meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options,
+                    std::chrono::milliseconds timeout);
 
 /// Returns the workspace that the ranks of a file group share; empty for any other group.
 std::string workspace_of(const Group& group);
@@ -169,10 +170,10 @@ class Heart {
   [[nodiscard]] const std::shared_ptr<GroupDirectory>& directory() const noexcept { return directory_; }
 
  private:
-  struct Shared;
-  static void run(GroupDirectory& directory, Shared& shared);
+  struct HeartState;
+  static void run(GroupDirectory& directory, HeartState& shared);
   std::shared_ptr<GroupDirectory> directory_;
-  std::shared_ptr<Shared> shared_;
+  std::shared_ptr<HeartState> shared_;
   os::Thread thread_;
 };
 

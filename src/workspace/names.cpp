@@ -58,7 +58,7 @@ void use_meeting_field(AnyName& name, char field, Use& use) {
   use.writer(name.writer);
 }
 
-struct Builder {
+struct NameBuilder {
   void word(std::string_view word) { text += word; }
   void digits(const std::string& digits, std::size_t) { text += digits; }
   void number(std::uint64_t number) { text += std::to_string(number); }
@@ -68,7 +68,7 @@ struct Builder {
   std::string_view behind = {};
 };
 
-struct Parser {
+struct NameParser {
   void word(std::string_view word) { reader.word(word); }
   void digits(std::string& target, std::size_t digits) { reader.hex(target, digits); }
   template <class T>
@@ -119,7 +119,7 @@ std::string_view to_string(NameKind kind) noexcept {
 }
 
 std::string file_name(const Name& name) {
-  Builder builder;
+  NameBuilder builder;
   walk(forms.at(static_cast<std::size_t>(name.kind)), builder, [&](char field) { use_field(name, field, builder); });
   return builder.text;
 }
@@ -127,7 +127,7 @@ std::string file_name(const Name& name) {
 std::optional<Name> parse_name(std::string_view text) {
   for (std::size_t kind = 0; kind < forms.size(); ++kind) {
     Name name{.kind = static_cast<NameKind>(kind)};
-    Parser parser{NameReader(text)};
+    NameParser parser{NameReader(text)};
     walk(forms[kind], parser, [&](char field) { use_field(name, field, parser); });
     const bool has_owner = forms[kind].find("%n") != std::string_view::npos;
     if (parser.reader.is_whole() && (!has_owner || name.rank < name.world_size)) return name;
@@ -253,7 +253,7 @@ bool is_group_file(std::string_view name) {
 }
 
 std::string meeting_file_name(const MeetingName& name) {
-  Builder builder;
+  NameBuilder builder;
   walk(meeting_forms.at(static_cast<std::size_t>(name.kind)), builder,
        [&](char field) { use_meeting_field(name, field, builder); });
   return builder.text;
@@ -262,7 +262,7 @@ std::string meeting_file_name(const MeetingName& name) {
 std::optional<MeetingName> parse_meeting_name(std::string_view text) {
   for (std::size_t kind = 0; kind < meeting_forms.size(); ++kind) {
     MeetingName name{.kind = static_cast<MeetingName::Kind>(kind)};
-    Parser parser{NameReader(text)};
+    NameParser parser{NameReader(text)};
     walk(meeting_forms[kind], parser, [&](char field) { use_meeting_field(name, field, parser); });
     if (parser.reader.is_whole()) return name;
   }

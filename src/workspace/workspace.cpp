@@ -143,7 +143,7 @@ void Workspace::require_initialized() const {
 std::uint64_t Workspace::write_configs_and_weights(const Config& config, std::span<const NamedTensor> weights,
                                                    std::optional<std::uint64_t> step) {
   require_initialized();
-  const trace::Span span(trace::Kind::file, "write to workspace");
+  const trace::Span span(trace::SpanKind::file, "write to workspace");
   if (!weights.empty() && has_tensors(config))
     throw Error(
         ErrorKind::invalid_argument,
@@ -212,7 +212,7 @@ void Workspace::forget_earlier() const {
 
 std::optional<WorkspaceState> Workspace::read_configs_and_weights_from_rank(int rank, const WorkspaceQuery& query) {
   require_initialized();
-  const trace::Span span(trace::Kind::file, "read from workspace");
+  const trace::Span span(trace::SpanKind::file, "read from workspace");
   const bool is_own = query.job == WorkspaceJob::own;
   if (is_own) (void)group_->info(rank);
   std::optional<WorkspaceState> found;

@@ -28,7 +28,7 @@ DeviceFacts here(std::uint64_t device) {
   return facts;
 }
 
-using Ways = std::vector<Way>;
+using Ways = std::vector<TransferMethod>;
 
 TensorView strided(DType dtype, Shape shape, Strides strides) {
   return {dtype, std::move(shape), reinterpret_cast<const void*>(0x1000), std::move(strides), {Device::Kind::cuda, 0}};
@@ -38,7 +38,8 @@ TensorView strided(DType dtype, Shape shape, Strides strides) {
 
 TEST_CASE("facts are restored from a record") {
   for (unsigned bits = 0; bits < 128; ++bits) {
-    for (const Way forced : {Way::nothing, Way::staging, Way::ipc, Way::nccl}) {
+    for (const TransferMethod forced :
+         {TransferMethod::nothing, TransferMethod::staging, TransferMethod::ipc, TransferMethod::nccl}) {
       DeviceFacts facts;
       facts.is_known = (bits & 1) != 0;
       facts.destination = (bits & 2) != 0 ? Destination::device : Destination::host;
@@ -49,65 +50,72 @@ TEST_CASE("facts are restored from a record") {
       facts.has_nccl = (bits & 64) != 0;
       facts.forced = forced;
       facts.device = 0xfedcba987654;
-      gather::Record record;
+      gather::ExchangeRecord record;
       put_facts(facts, record);
       CHECK(get_facts(record) == facts);
     }
   }
-  CHECK(get_facts(gather::Record{}) == DeviceFacts{});
+  CHECK(get_facts(gather::ExchangeRecord{}) == DeviceFacts{});
 }
 
 TEST_CASE("tensors whose destination is the host are staged, whatever else is possible") {
   std::vector<DeviceFacts> facts{able(1), here(2), able(3)};
   for (DeviceFacts& each : facts) each.destination = Destination::host;
-  CHECK(choose_ways(facts) == Ways{Way::nothing, Way::staging, Way::staging});
+  CHECK(choose_ways(facts) == Ways{TransferMethod::nothing, TransferMethod::staging, TransferMethod::staging});
 }
 
 TEST_CASE("ranks without tensors use no method, and do not affect the others") {
   DeviceFacts nobody;
-  CHECK(choose_ways(std::vector{nobody, nobody}) == Ways{Way::nothing, Way::nothing});
-  CHECK(choose_ways(std::vector{able(1), nobody, here(2)}) == Ways{Way::nothing, Way::nothing, Way::ipc});
+  CHECK(choose_ways(std::vector{nobody, nobody}) == Ways{TransferMethod::nothing, TransferMethod::nothing});
+  CHECK(choose_ways(std::vector{able(1), nobody, here(2)}) ==
+        Ways{TransferMethod::nothing, TransferMethod::nothing, TransferMethod::ipc});
   // The root has no facts: IPC is tried, and NCCL is not used.
-  CHECK(choose_ways(std::vector{nobody, here(2), able(3)}) == Ways{Way::nothing, Way::ipc, Way::staging});
+  CHECK(choose_ways(std::vector{nobody, here(2), able(3)}) ==
+        Ways{TransferMethod::nothing, TransferMethod::ipc, TransferMethod::staging});
 }
 
 TEST_CASE("ranks on the root's host use IPC, also on one device") {
-  CHECK(choose_ways(std::vector{able(1), here(1), here(1)}) == Ways{Way::nothing, Way::ipc, Way::ipc});
+  CHECK(choose_ways(std::vector{able(1), here(1), here(1)}) ==
+        Ways{TransferMethod::nothing, TransferMethod::ipc, TransferMethod::ipc});
   DeviceFacts pool = here(2);
   pool.is_exportable = false;
-  CHECK(choose_ways(std::vector{able(1), pool, here(3)}) == Ways{Way::nothing, Way::staging, Way::ipc});
+  CHECK(choose_ways(std::vector{able(1), pool, here(3)}) ==
+        Ways{TransferMethod::nothing, TransferMethod::staging, TransferMethod::ipc});
 }
 
 TEST_CASE("ranks on other hosts use NCCL if all have it and a separate device") {
   CHECK(choose_ways(std::vector{able(1), here(1), able(2), able(3)}) ==
-        Ways{Way::nothing, Way::ipc, Way::nccl, Way::nccl});
+        Ways{TransferMethod::nothing, TransferMethod::ipc, TransferMethod::nccl, TransferMethod::nccl});
   // Two ranks on one device, which NCCL refuses.
-  CHECK(choose_ways(std::vector{able(1), able(2), able(2)}) == Ways{Way::nothing, Way::staging, Way::staging});
-  CHECK(choose_ways(std::vector{able(2), able(2)}) == Ways{Way::nothing, Way::staging});
+  CHECK(choose_ways(std::vector{able(1), able(2), able(2)}) ==
+        Ways{TransferMethod::nothing, TransferMethod::staging, TransferMethod::staging});
+  CHECK(choose_ways(std::vector{able(2), able(2)}) == Ways{TransferMethod::nothing, TransferMethod::staging});
   for (const bool has_nccl : {false, true}) {
     std::vector<DeviceFacts> facts{able(1), able(2), able(3)};
     facts[2].has_nccl = has_nccl;
     facts[2].is_contiguous = !has_nccl;
-    CHECK(choose_ways(facts) == Ways{Way::nothing, Way::staging, Way::staging});
+    CHECK(choose_ways(facts) == Ways{TransferMethod::nothing, TransferMethod::staging, TransferMethod::staging});
   }
   std::vector<DeviceFacts> facts{able(1), able(2)};
   facts[0].has_nccl = false;
-  CHECK(choose_ways(facts) == Ways{Way::nothing, Way::staging});
+  CHECK(choose_ways(facts) == Ways{TransferMethod::nothing, TransferMethod::staging});
 }
 
 TEST_CASE("a forced method is used or refused, on all ranks alike") {
-  const auto forced = [](std::vector<DeviceFacts> facts, Way way) {
+  const auto forced = [](std::vector<DeviceFacts> facts, TransferMethod way) {
     for (DeviceFacts& each : facts) each.forced = way;
     return facts;
   };
-  CHECK(choose_ways(forced({able(1), here(2), able(3)}, Way::staging)) ==
-        Ways{Way::nothing, Way::staging, Way::staging});
-  CHECK(choose_ways(forced({able(1), here(2)}, Way::ipc)) == Ways{Way::nothing, Way::ipc});
-  test::words_of(ErrorKind::unsupported, [&] { (void)choose_ways(forced({able(1), able(2)}, Way::ipc)); });
-  CHECK(choose_ways(forced({able(1), here(2), able(3)}, Way::nccl)) == Ways{Way::nothing, Way::nccl, Way::nccl});
-  test::words_of(ErrorKind::unsupported, [&] { (void)choose_ways(forced({able(1), here(1)}, Way::nccl)); });
-  std::vector<DeviceFacts> differ = forced({able(1), here(2)}, Way::ipc);
-  differ[1].forced = Way::nccl;
+  CHECK(choose_ways(forced({able(1), here(2), able(3)}, TransferMethod::staging)) ==
+        Ways{TransferMethod::nothing, TransferMethod::staging, TransferMethod::staging});
+  CHECK(choose_ways(forced({able(1), here(2)}, TransferMethod::ipc)) ==
+        Ways{TransferMethod::nothing, TransferMethod::ipc});
+  test::words_of(ErrorKind::unsupported, [&] { (void)choose_ways(forced({able(1), able(2)}, TransferMethod::ipc)); });
+  CHECK(choose_ways(forced({able(1), here(2), able(3)}, TransferMethod::nccl)) ==
+        Ways{TransferMethod::nothing, TransferMethod::nccl, TransferMethod::nccl});
+  test::words_of(ErrorKind::unsupported, [&] { (void)choose_ways(forced({able(1), here(1)}, TransferMethod::nccl)); });
+  std::vector<DeviceFacts> differ = forced({able(1), here(2)}, TransferMethod::ipc);
+  differ[1].forced = TransferMethod::nccl;
   test::words_of(ErrorKind::rank_mismatch, [&] { (void)choose_ways(differ); });
   differ = {able(1), here(2)};
   differ[1].destination = Destination::host;

@@ -19,7 +19,7 @@ constexpr std::uint64_t memory_size = 4096;
 // All bytes are equal, so that a tensor may get another offset.
 const std::byte memory[memory_size] = {};
 
-Tensor in_memory(DType dtype, const Shape& shape, std::uint64_t nbytes, core::Place place) {
+Tensor in_memory(DType dtype, const Shape& shape, std::uint64_t nbytes, core::TensorLocation place) {
   if (nbytes > memory_size || place.offset > memory_size - nbytes)
     throw Error(ErrorKind::corrupt, "a tensor lies outside its memory");
   return Tensor::borrow(TensorView(dtype, shape, memory + place.offset));
@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   may_fail({ErrorKind::corrupt, ErrorKind::version}, [&] {
     const Config config = core::decode_descriptor(bytes, in_memory);
     const auto again = core::encode_descriptor(config, [](const Tensor& tensor) {
-      return std::optional(core::Place{1, static_cast<std::uint64_t>(tensor.data() - memory)});
+      return std::optional(core::TensorLocation{1, static_cast<std::uint64_t>(tensor.data() - memory)});
     });
     require(core::decode_descriptor(again, in_memory) == config);
   });

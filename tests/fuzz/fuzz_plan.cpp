@@ -71,7 +71,7 @@ void view(const MergePlan& plan, const NamedSpec& tensor) {
   const ViewedRank viewed = view_rank(plan, {.tensor = 2}, {{tensor}, {}});
   const std::int64_t elements = element_count(tensor.spec.shape);
   for (const ViewedTensor& part : viewed.views)
-    for (const merge::Box& box : part.boxes) {
+    for (const merge::StridedBox& box : part.boxes) {
       std::int64_t last = box.from;
       for (const merge::BoxAxis& axis : box.axes) last += (axis.count - 1) * axis.from;
       if (elements != 0 && (box.from < 0 || last >= elements)) std::abort();

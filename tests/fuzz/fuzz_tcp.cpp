@@ -34,25 +34,26 @@ Value first_of(std::span<const std::byte> bytes) {
   return value;
 }
 
-void check_frames(std::span<const std::byte> bytes, Way way) {
+void check_frames(std::span<const std::byte> bytes, MessageKind way) {
   for (; bytes.size() >= sizeof(Frame); bytes = bytes.subspan(sizeof(Frame))) {
     may_fail({ErrorKind::corrupt}, [&] {
       const Frame frame = parse_frame(bytes.first<sizeof(Frame)>(), way);
       require(frame.bytes_behind() <= multihost::largest_piece && frame.tag >= 0);
-      require(frame.bytes_behind() == 0 || way == Way::forwards);
+      require(frame.bytes_behind() == 0 || way == MessageKind::forwards);
     });
   }
 }
 
 void check_rendezvous(std::span<const std::byte> bytes) {
-  for (const auto& limits : {rendezvous::Limits{ranks, true, false}, rendezvous::Limits{ranks, true, true},
-                             rendezvous::Limits{ranks, false, false}}) {
-    const auto head = rendezvous::parse_head(first_of<rendezvous::Head>(bytes), limits);
+  for (const auto& limits :
+       {rendezvous::MessageLimits{ranks, true, false}, rendezvous::MessageLimits{ranks, true, true},
+        rendezvous::MessageLimits{ranks, false, false}}) {
+    const auto head = rendezvous::parse_head(first_of<rendezvous::MessageHead>(bytes), limits);
     if (!head) continue;
     require(head->bytes <= ranks * (rendezvous::longest_part + 1024) && head->descriptors <= 4 * ranks);
     if (head->word != rendezvous::Word::all) continue;
     rendezvous::Message message{.word = head->word, .body = std::vector<std::byte>(head->bytes)};
-    const auto rest = bytes.subspan(std::min(bytes.size(), sizeof(rendezvous::Head)));
+    const auto rest = bytes.subspan(std::min(bytes.size(), sizeof(rendezvous::MessageHead)));
     std::ranges::copy(rest.first(std::min(rest.size(), message.body.size())), message.body.begin());
     for (const bool is_first : {true, false})
       if (const auto members = rendezvous::decode(message, ranks, is_first)) require(members->size() == ranks);
@@ -71,10 +72,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     }
     case 1:
-      check_frames(bytes, Way::forwards);
+      check_frames(bytes, MessageKind::forwards);
       break;
     case 2:
-      check_frames(bytes, Way::backwards);
+      check_frames(bytes, MessageKind::backwards);
       break;
     case 3:
       check_rendezvous(bytes);

@@ -16,9 +16,9 @@ using muster::test::require;
 
 void check(const Process& process) {
   require(process.rank >= -1 && process.job.size() == 32);
-  for (const Entry& entry : process.entries) {
+  for (const TraceEntry& entry : process.entries) {
     require(entry.end == 0 || entry.end >= entry.begin);
-    require(entry.number != 0 && entry.kind != Kind::none && !to_string(entry.kind).empty());
+    require(entry.number != 0 && entry.kind != SpanKind::none && !to_string(entry.kind).empty());
     require(entry.name.size() <= 32 && entry.detail.size() <= 20);
   }
 }

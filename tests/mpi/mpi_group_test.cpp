@@ -193,12 +193,12 @@ TEST_CASE("mpi_group() before MPI_Init") {
 }
 
 TEST_CASE("ranks of other versions and of other byte order cannot be in one group") {
-  std::vector<multihost::Card> cards(3, multihost::own_card());
+  std::vector<multihost::RankMetadata> cards(3, multihost::own_card());
   CHECK_NOTHROW(multihost::check_versions(cards));
   std::memcpy(cards[2].version.data(), "0.0.1", 6);
   error_of(ErrorKind::version, {"rank 2 runs Muster 0.0.1"}, [&] { multihost::check_versions(cards); });
   cards[2] = cards[0];
-  cards[1].magic = __builtin_bswap32(multihost::Card::right_magic);
+  cards[1].magic = __builtin_bswap32(multihost::RankMetadata::right_magic);
   error_of(ErrorKind::version, {"byte order"}, [&] { multihost::check_versions(cards); });
   cards[1] = {};
   cards[1].magic = 7;

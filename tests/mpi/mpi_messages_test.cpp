@@ -205,7 +205,7 @@ TEST_CASE("while MPI may still read memory that its caller frees, a waiting thre
     std::thread beside([&] {
       std::this_thread::sleep_for(300ms);
       const std::vector<std::byte> tensor(4 << 20);
-      { const mpi::Pending abandoned = transport->send(0, 1, tensor, nullptr, mpi::Finished::sent); }
+      { const mpi::PendingTransfer abandoned = transport->send(0, 1, tensor, nullptr, mpi::SendEnd::sent); }
       RANK_CHECK(mpi::must_rest());
       std::this_thread::sleep_for(50ms);
       looks_before = looks.load();

@@ -263,7 +263,7 @@ TEST_CASE("new files and directories get the modes of those that they replace") 
   for (const auto& [name, mode] : modes) CHECK(mode_of(work / "out" + name) == mode);
   // A file with a new name is not more accessible than all of the old files.
   CHECK(mode_of(work / "out/model-00001-of-00002.safetensors") == 0640);
-  os::OutputFile file(work / "out/config.json");
+  os::PublishedFile file(work / "out/config.json");
   CHECK(mode_of(file.temporary()) == 0660);
   file.commit();
   CHECK(mode_of(work / "out/config.json") == 0660);

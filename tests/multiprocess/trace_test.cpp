@@ -46,15 +46,15 @@ void await(std::atomic<std::uint64_t>& word, std::uint64_t value) {
   while (word != value) std::this_thread::sleep_for(1ms);
 }
 
-std::vector<const trace::Entry*> entries_of(const trace::Process& process, std::string_view name) {
-  std::vector<const trace::Entry*> found;
-  for (const trace::Entry& entry : process.entries)
+std::vector<const trace::TraceEntry*> entries_of(const trace::Process& process, std::string_view name) {
+  std::vector<const trace::TraceEntry*> found;
+  for (const trace::TraceEntry& entry : process.entries)
     if (entry.name == name) found.push_back(&entry);
   return found;
 }
 
 bool is_in(const trace::Process& process, std::string_view name) {
-  return std::ranges::any_of(entries_of(process, name), [](const trace::Entry* entry) { return entry->end == 0; });
+  return std::ranges::any_of(entries_of(process, name), [](const trace::TraceEntry* entry) { return entry->end == 0; });
 }
 
 Config events_of(const inspect::Trace& trace) {
@@ -103,10 +103,10 @@ TEST_CASE("the trace of 10,000 exchanges of four ranks has all of them, each ins
                             found[at]->detail == "shm" && !found[at]->failed;
       if (!is_right) FAIL("exchange " << at << " of rank " << i << " is another one");
     }
-    std::map<std::uint64_t, const trace::Entry*> by_number;
-    for (const trace::Entry& entry : process.entries)
-      if (entry.kind != trace::Kind::phase) by_number[entry.number] = &entry;
-    for (const trace::Entry& entry : process.entries) {
+    std::map<std::uint64_t, const trace::TraceEntry*> by_number;
+    for (const trace::TraceEntry& entry : process.entries)
+      if (entry.kind != trace::SpanKind::phase) by_number[entry.number] = &entry;
+    for (const trace::TraceEntry& entry : process.entries) {
       if (entry.parent == 0) continue;
       const auto parent = by_number.find(entry.parent);
       if (parent == by_number.end() || parent->second->begin > entry.begin || parent->second->end < entry.end ||
@@ -162,7 +162,7 @@ TEST_CASE("calls of every kind are in the trace, for every thread") {
     REQUIRE(broadcast.size() == 1);
     CHECK(broadcast.front()->thread != entries_of(process, "all_reduce").front()->thread);
     CHECK(broadcast.front()->group != entries_of(process, "all_reduce").front()->group);
-    for (const trace::Entry& entry : process.entries) CHECK(entry.end != 0);
+    for (const trace::TraceEntry& entry : process.entries) CHECK(entry.end != 0);
   }
   const auto send = entries_of(trace.processes[0], "send");
   REQUIRE(send.size() == 1);
@@ -241,7 +241,7 @@ TEST_CASE("the operation of a killed rank is visible through a live rank, and in
     REQUIRE(jobs.size() == 1);
     REQUIRE(jobs[0].processes.size() == 4);
     CHECK(is_in(jobs[0].processes[2], "step"));
-    const trace::Entry& barrier = *entries_of(jobs[0].processes[2], "barrier").back();
+    const trace::TraceEntry& barrier = *entries_of(jobs[0].processes[2], "barrier").back();
     CHECK(barrier.operation == 2);
     CHECK(barrier.group == entries_of(jobs[0].processes[0], "barrier").back()->group);
     const auto launched = inspect::last_words(std::to_string(::getpid()));

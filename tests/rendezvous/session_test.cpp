@@ -35,14 +35,14 @@ class ScriptedLine final : public Line {
  public:
   explicit ScriptedLine(std::shared_ptr<Script> script) : script_(std::move(script)) {}
   void send(const OutgoingPointer& message) override {
-    Head head;
+    MessageHead head;
     std::memcpy(&head, message->bytes.data(), sizeof head);
     script_->sent.push_back(head.word);
     is_drained_ = script_->takes;
   }
   void move() override {}
   [[nodiscard]] bool is_drained() const override { return is_drained_; }
-  std::optional<Message> next(const Limits& limits) override {
+  std::optional<Message> next(const MessageLimits& limits) override {
     if (script_->incoming.empty() || end_) return std::nullopt;
     Message message = std::move(script_->incoming.front());
     script_->incoming.pop_front();
@@ -62,7 +62,7 @@ class ScriptedLine final : public Line {
   bool is_drained_ = true;
 };
 
-class ScriptedTransport final : public Transport {
+class ScriptedTransport final : public Connector {
  public:
   std::vector<std::shared_ptr<Script>> scripts;
   std::optional<Error> arrival_fails;
@@ -102,7 +102,7 @@ Terms terms_of(int rank) {
 
 /// Returns the error of rank 0 in a group of three ranks with these lines.
 Error root_error(
-    const std::vector<std::shared_ptr<Script>>& scripts, const Session::Prepare& prepare = [] { return Part{}; },
+    const std::vector<std::shared_ptr<Script>>& scripts, const Session::Prepare& prepare = [] { return RoundPart{}; },
     std::optional<Error> arrival_fails = std::nullopt) {
   auto transport = std::make_unique<ScriptedTransport>();
   transport->scripts = scripts;
@@ -119,7 +119,7 @@ std::shared_ptr<Script> rank_script(int rank, bool has_part = true) {
 }
 
 Error guest_error(
-    const std::shared_ptr<Script>& script, const Session::Prepare& prepare = [] { return Part{}; }) {
+    const std::shared_ptr<Script>& script, const Session::Prepare& prepare = [] { return RoundPart{}; }) {
   auto transport = std::make_unique<ScriptedTransport>();
   transport->scripts = {script};
   return error_of([&] {
@@ -136,14 +136,14 @@ TEST_CASE("rank 0 sends the parts of all ranks to each rank, and runs further ro
   const auto second = rank_script(2);
   transport->scripts = {second, first};
   Session session(terms_of(0), std::move(transport));
-  const auto members = session.round([] { return Part{.payload = {std::byte{7}}}; }, Clock::now() + 1s);
+  const auto members = session.round([] { return RoundPart{.payload = {std::byte{7}}}; }, Clock::now() + 1s);
   REQUIRE(members.size() == 3);
   CHECK(members[0].payload.size() == 1);
   CHECK(members[2].pid == 1002);
   CHECK(first->sent == std::vector{Word::heard, Word::all});
   first->comes(Word::part);
   second->comes(Word::part);
-  CHECK(session.round([] { return Part{}; }, Clock::now() + 1s).size() == 3);
+  CHECK(session.round([] { return RoundPart{}; }, Clock::now() + 1s).size() == 3);
 }
 
 TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all ranks throw") {
@@ -184,7 +184,7 @@ TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all 
        [](Script& script) {
          const auto message = failure_message(Error(ErrorKind::out_of_space, "rank 2 has no memory", {.rank = 2}));
          script.incoming.pop_back();
-         script.comes(Word::failure, std::span(message->bytes).subspan(sizeof(Head)));
+         script.comes(Word::failure, std::span(message->bytes).subspan(sizeof(MessageHead)));
        },
        ErrorKind::out_of_space, 2, "has no memory"},
       {"takes nothing", [](Script& script) { script.takes = false; }, ErrorKind::timeout, 2, "did not receive"},
@@ -214,7 +214,7 @@ TEST_CASE("a head is refused before its length is allocated: each word, at each 
     std::uint64_t least, most;
     std::uint32_t descriptors;
   };
-  const std::uint64_t failure = failure_message(Error(ErrorKind::io, "x"))->bytes.size() - sizeof(Head);
+  const std::uint64_t failure = failure_message(Error(ErrorKind::io, "x"))->bytes.size() - sizeof(MessageHead);
   const std::uint64_t all = 3 * (8 + 32 + 255 + any);
   const Row rows[] = {
       {Word::hello, true, false, hello, hello, 0},
@@ -257,12 +257,12 @@ TEST_CASE("a head is refused before its length is allocated: each word, at each 
 
 TEST_CASE("rank 0's own failures name rank 0, and it sends them to all ranks") {
   const auto first = rank_script(1, false);
-  const Error error = root_error({first}, []() -> Part { throw Error(ErrorKind::unsupported, "no pidfd"); });
+  const Error error = root_error({first}, []() -> RoundPart { throw Error(ErrorKind::unsupported, "no pidfd"); });
   CHECK(error.kind() == ErrorKind::unsupported);
   CHECK(error.rank() == 0);
   CHECK(first->sent.back() == Word::failure);
   const Error lack = root_error(
-      {}, [] { return Part{}; }, Error(ErrorKind::io, "accept", {.os_error = EMFILE}));
+      {}, [] { return RoundPart{}; }, Error(ErrorKind::io, "accept", {.os_error = EMFILE}));
   CHECK(lack.rank() == 0);
   CHECK(lack.os_error() == EMFILE);
 }
@@ -281,7 +281,7 @@ TEST_CASE("strangers do not disturb the rendezvous: silent ones, malformed bytes
   transport->scripts.push_back(rank_script(2));
   transport->scripts.push_back(rank_script(1));
   Session session(terms_of(0), std::move(transport));
-  CHECK(session.round([] { return Part{}; }, Clock::now() + 1s).size() == 3);
+  CHECK(session.round([] { return RoundPart{}; }, Clock::now() + 1s).size() == 3);
   CHECK(other->sent == std::vector{Word::other_job});
 }
 
@@ -310,7 +310,7 @@ TEST_CASE(
   CHECK_MESSAGE((error.kind() == ErrorKind::corrupt && error.rank() == 0), error.what());
   const auto failed = heard();
   const auto message = failure_message(Error(ErrorKind::peer_lost, "rank 2 died", {.rank = 2}));
-  failed->comes(Word::failure, std::span(message->bytes).subspan(sizeof(Head)));
+  failed->comes(Word::failure, std::span(message->bytes).subspan(sizeof(MessageHead)));
   error = guest_error(failed);
   CHECK_MESSAGE((error.kind() == ErrorKind::peer_lost && error.rank() == 2), error.what());
 }
@@ -318,7 +318,7 @@ TEST_CASE(
 TEST_CASE("a rank that cannot prepare its part sends its failure to rank 0") {
   auto script = std::make_shared<Script>();
   script->comes(Word::heard, bytes_of(hello_of(0)));
-  const Error error = guest_error(script, []() -> Part { throw Error(ErrorKind::unsupported, "no pidfd"); });
+  const Error error = guest_error(script, []() -> RoundPart { throw Error(ErrorKind::unsupported, "no pidfd"); });
   CHECK_MESSAGE((error.kind() == ErrorKind::unsupported && error.rank() == 1 && says(error, "no pidfd")), error.what());
   CHECK(script->sent == std::vector{Word::failure});
 }

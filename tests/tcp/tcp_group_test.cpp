@@ -157,7 +157,7 @@ TEST_CASE("another version, another byte order: an error that names it, on all r
           std::reverse(bytes.begin() + begin, bytes.begin() + begin + length);
       Caller caller(address);
       caller.say(bytes);
-      std::array<std::byte, sizeof(rendezvous::Head)> head;
+      std::array<std::byte, sizeof(rendezvous::MessageHead)> head;
       tcp::error_code ignored;
       tcp::asio::read(caller.socket, tcp::asio::buffer(head), ignored);
     });
@@ -266,10 +266,11 @@ TEST_CASE("another program that listens in place of rank 0 is reported as such")
     std::memcpy(whole.data() + 16, &bytes, 8);
     return whole + std::string(300, 'x');
   };
-  for (const std::string& answer : {std::string(), text("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
-                                    text("short"), head(rendezvous::Head::right_magic, 2, std::uint64_t{1} << 62U),
-                                    head(rendezvous::Head::right_magic, 6, UINT64_MAX),
-                                    head(rendezvous::Head::right_magic, 99, 8), head(0, 2, 256)}) {
+  for (const std::string& answer :
+       {std::string(), text("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"), text("short"),
+        head(rendezvous::MessageHead::right_magic, 2, std::uint64_t{1} << 62U),
+        head(rendezvous::MessageHead::right_magic, 6, UINT64_MAX), head(rendezvous::MessageHead::right_magic, 99, 8),
+        head(0, 2, 256)}) {
     std::jthread stranger([&](const std::stop_token& stop) {
       std::vector<os::Fd> callers;
       while (!stop.stop_requested()) {

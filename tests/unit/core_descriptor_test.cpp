@@ -8,7 +8,7 @@
 #include "tests/support/random_config.hpp"
 
 using namespace muster;
-using core::Place;
+using core::TensorLocation;
 using test::small;
 
 namespace {
@@ -22,25 +22,25 @@ struct Exchange {
   std::vector<std::byte> send(const Config& config, unsigned nth = 0) {
     core::SlotLayout layout;
     unsigned tensors = 0;
-    return core::encode_descriptor(config, [&](const Tensor& tensor) -> std::optional<Place> {
+    return core::encode_descriptor(config, [&](const Tensor& tensor) -> std::optional<TensorLocation> {
       const bool is_in_arena = nth != 0 && ++tensors % nth == 0;
       std::vector<std::byte>& memory = is_in_arena ? arena : slot;
       const std::uint64_t offset = is_in_arena ? arena.size() : layout.place(tensor.nbytes());
       memory.resize(std::max<std::size_t>(memory.size(), offset + tensor.nbytes()));
       copy_contiguous(tensor, memory.data() + offset);
-      return is_in_arena ? std::optional(Place{7, offset}) : std::nullopt;
+      return is_in_arena ? std::optional(TensorLocation{7, offset}) : std::nullopt;
     });
   }
 
   Config receive(std::span<const std::byte> bytes) const {
-    return core::decode_descriptor(bytes,
-                                   [&](DType dtype, const Shape& shape, std::uint64_t nbytes, Place place) -> Tensor {
-                                     const std::vector<std::byte>& memory = place.segment == 0 ? slot : arena;
-                                     if ((place.segment != 0 && place.segment != 7) || place.offset > memory.size() ||
-                                         nbytes > memory.size() - place.offset)
-                                       throw Error(ErrorKind::corrupt, "a tensor outside its memory");
-                                     return Tensor::borrow(TensorView(dtype, shape, memory.data() + place.offset));
-                                   });
+    return core::decode_descriptor(
+        bytes, [&](DType dtype, const Shape& shape, std::uint64_t nbytes, TensorLocation place) -> Tensor {
+          const std::vector<std::byte>& memory = place.segment == 0 ? slot : arena;
+          if ((place.segment != 0 && place.segment != 7) || place.offset > memory.size() ||
+              nbytes > memory.size() - place.offset)
+            throw Error(ErrorKind::corrupt, "a tensor outside its memory");
+          return Tensor::borrow(TensorView(dtype, shape, memory.data() + place.offset));
+        });
   }
 };
 

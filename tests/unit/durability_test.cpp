@@ -141,7 +141,7 @@ TEST_CASE("a power failure loses nothing of a file or directory that a durable c
   const Publisher publishers[] = {
       {"an output file",
        [](const std::string& directory) {
-         os::OutputFile file(directory + "/file");
+         os::PublishedFile file(directory + "/file");
          file.write_at(4, bytes_of("words"));
          file.write_at(0, bytes_of("some"));
          file.commit();

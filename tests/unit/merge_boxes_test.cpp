@@ -26,23 +26,23 @@ std::int64_t less_than(Random& random, std::int64_t count) {
 }
 
 /// Returns boxes that cover the region, each element once. Some have no elements.
-std::vector<Region> cut_at_random(Random& random, Region region, int depth) {
+std::vector<OwnedBox> cut_at_random(Random& random, OwnedBox region, int depth) {
   if (depth == 0 || region.begin.empty() || random() % 6 == 0) return {region};
   const std::size_t dim = random() % region.begin.size();
   const std::int64_t at = less_than(random, region.extents[dim] + 1);
-  Region left = region;
-  Region right = std::move(region);
+  OwnedBox left = region;
+  OwnedBox right = std::move(region);
   left.extents[dim] = at;
   right.begin[dim] += at;
   right.extents[dim] -= at;
-  std::vector<Region> boxes = cut_at_random(random, std::move(left), depth - 1);
-  for (Region& box : cut_at_random(random, std::move(right), depth - 1)) boxes.push_back(std::move(box));
+  std::vector<OwnedBox> boxes = cut_at_random(random, std::move(left), depth - 1);
+  for (OwnedBox& box : cut_at_random(random, std::move(right), depth - 1)) boxes.push_back(std::move(box));
   std::ranges::shuffle(boxes, random);
   return boxes;
 }
 
 /// Returns the values of a box if element i of the whole is the number i, in row-major order.
-std::vector<std::uint32_t> values_in(const Region& box, const Shape& whole) {
+std::vector<std::uint32_t> values_in(const OwnedBox& box, const Shape& whole) {
   std::vector<std::uint32_t> values;
   const Strides strides = row_major_strides(whole);
   for (std::uint64_t i = 0; i < volume(box.extents); ++i) {
@@ -58,9 +58,9 @@ std::vector<std::uint32_t> values_in(const Region& box, const Shape& whole) {
   return values;
 }
 
-std::vector<BoxView> views_of(const std::vector<Region>& boxes) {
+std::vector<BoxView> views_of(const std::vector<OwnedBox>& boxes) {
   std::vector<BoxView> views;
-  for (const Region& box : boxes) views.push_back(box.view());
+  for (const OwnedBox& box : boxes) views.push_back(box.view());
   return views;
 }
 
@@ -101,11 +101,11 @@ TEST_CASE("random boxes are put together bit by bit") {
   Random random(1);
   for (int round = 0; round < 3000; ++round) {
     const Shape whole = shape_to_cut(random);
-    const std::vector<Region> boxes =
+    const std::vector<OwnedBox> boxes =
         cut_at_random(random, {Shape(whole.size(), 0), whole}, static_cast<int>(random() % 5));
     std::vector<SourceBox> sources;
     std::vector<std::vector<std::uint32_t>> values;
-    for (const Region& box : boxes) {
+    for (const OwnedBox& box : boxes) {
       sources.push_back({static_cast<int>(sources.size()), box, box});
       values.push_back(values_in(box, whole));
     }
@@ -120,9 +120,10 @@ TEST_CASE("boxes that overlap are cut, and all that two have is found") {
   Random random(2);
   for (int round = 0; round < 1000; ++round) {
     const Shape whole = shape_to_cut(random);
-    std::vector<Region> boxes = cut_at_random(random, {Shape(whole.size(), 0), whole}, static_cast<int>(random() % 4));
+    std::vector<OwnedBox> boxes =
+        cut_at_random(random, {Shape(whole.size(), 0), whole}, static_cast<int>(random() % 4));
     for (auto more = random() % 4; more-- > 0;) {
-      Region box;
+      OwnedBox box;
       for (const std::int64_t extent : whole) {
         box.begin.push_back(less_than(random, extent + 1));
         box.extents.push_back(less_than(random, extent - box.begin.back() + 1));
@@ -131,7 +132,7 @@ TEST_CASE("boxes that overlap are cut, and all that two have is found") {
     }
     std::vector<SourceBox> sources;
     std::vector<std::vector<std::uint32_t>> values;
-    for (const Region& box : boxes) {
+    for (const OwnedBox& box : boxes) {
       sources.push_back({static_cast<int>(sources.size()), box, box});
       values.push_back(values_in(box, whole));
     }
@@ -166,7 +167,7 @@ TEST_CASE("many boxes stay few runs, and packed elements are not cut inside a by
   // A grid under many outer indices: rows with all runs of an index.
   std::vector<SourceBox> grid;
   for (int i = 0; i < 4; ++i) {
-    const Region box{{0, i / 2 * 2, i % 2 * 2}, {1'000'000, 2, 2}};
+    const OwnedBox box{{0, i / 2 * 2, i % 2 * 2}, {1'000'000, 2, 2}};
     grid.push_back({i, box, box});
   }
   const std::vector<Band> bands = bands_of({DType::f32, {1'000'000, 4, 4}}, grid);

@@ -33,7 +33,7 @@ Bytes apply_units(const Layout& layout, const std::vector<Bytes>& sources) {
   const auto row = static_cast<std::size_t>(layout.target_units) * unit;
   Bytes target(static_cast<std::size_t>(layout.grain.rows) * row);
   for (std::size_t r = 0; r < static_cast<std::size_t>(layout.grain.rows); ++r)
-    for (const Piece& piece : layout.pieces)
+    for (const UnitRange& piece : layout.pieces)
       for (std::int64_t i = 0; i < piece.count; ++i) {
         const auto source = static_cast<std::size_t>(piece.source);
         const std::size_t from =

@@ -39,9 +39,9 @@ std::vector<Placed> laid_out(const std::vector<std::uint64_t>& sizes) {
   return places;
 }
 
-void check_covered(const std::vector<Placed>& places, const std::vector<Piece>& pieces) {
+void check_covered(const std::vector<Placed>& places, const std::vector<MessagePiece>& pieces) {
   std::uint64_t end = 0;
-  for (const Piece& piece : pieces) {
+  for (const MessagePiece& piece : pieces) {
     CHECK(piece.offset >= end);
     CHECK(piece.bytes > 0);
     CHECK(piece.count >= 1);
@@ -49,7 +49,7 @@ void check_covered(const std::vector<Placed>& places, const std::vector<Piece>& 
   }
   for (const Placed& place : places) {
     std::uint64_t covered = 0;
-    for (const Piece& piece : pieces) {
+    for (const MessagePiece& piece : pieces) {
       const std::uint64_t from = std::max(place.offset, piece.offset);
       const std::uint64_t to = std::min(place.offset + place.bytes, piece.offset + piece.bytes);
       if (from < to) covered += to - from;
@@ -94,15 +94,15 @@ class TwoHosts final : public group::BaseGroup {
   bool do_try_send(int, const group::PacketHead&, std::span<const std::byte>) override { return false; }
   bool do_try_receive(int, const group::PacketPlace&) override { return false; }
   void do_wait_for_packets(const std::function<bool()>&, std::span<const int>, const WaitOptions&) override {}
-  std::shared_ptr<group::BaseGroup> make_part(const Part&, Tie, const WaitOptions&) override { return nullptr; }
+  std::shared_ptr<group::BaseGroup> make_part(const SplitPart&, Tie, const WaitOptions&) override { return nullptr; }
 };
 
 /// Returns records of one list of all ranks, each of which sends `bytes` to rank 0.
-std::vector<gather::Record> records_of(int size, std::uint64_t bytes) {
-  std::vector<gather::Record> records(static_cast<std::size_t>(size));
+std::vector<gather::ExchangeRecord> records_of(int size, std::uint64_t bytes) {
+  std::vector<gather::ExchangeRecord> records(static_cast<std::size_t>(size));
   for (std::size_t rank = 0; rank < records.size(); ++rank) {
-    gather::Record& record = records[rank];
-    record.operation = gather::Operation::tensors;
+    gather::ExchangeRecord& record = records[rank];
+    record.operation = gather::GatherKind::tensors;
     record.list_hash = 7;
     record.list_length = static_cast<std::uint32_t>(size);
     record.position = static_cast<std::uint32_t>(rank);
@@ -117,7 +117,7 @@ std::vector<gather::Record> records_of(int size, std::uint64_t bytes) {
   return records;
 }
 
-std::uint64_t fresh_bytes_of(int rank, std::span<const gather::Record> records, const Group& group) {
+std::uint64_t fresh_bytes_of(int rank, std::span<const gather::ExchangeRecord> records, const Group& group) {
   return gather::fresh_bytes_of(rank, gather::list_of(rank, records), records, group);
 }
 
@@ -130,12 +130,12 @@ TEST_CASE("small tensors share pieces, large ones are cut, empty ones have none"
   const auto packed = cut(small);
   check_covered(small, packed);
   CHECK(packed.size() == 10);
-  for (const Piece& piece : packed) CHECK(piece.bytes <= packed_piece);
+  for (const MessagePiece& piece : packed) CHECK(piece.bytes <= packed_piece);
   const auto mixed = laid_out({10, 0, large_tensor - 1, large_tensor, 3 * cut_piece + 5, 7, 0, 9, 2 * cut_piece, 1});
   const auto pieces = cut(mixed);
   check_covered(mixed, pieces);
   CHECK(pieces.size() == 10);
-  for (const Piece& piece : pieces)
+  for (const MessagePiece& piece : pieces)
     if (mixed[piece.first].bytes >= large_tensor) CHECK(piece.count == 1);
   // More than an int can count.
   const auto huge = laid_out({(std::uint64_t{5} << 30) + 3});
@@ -298,7 +298,7 @@ TEST_CASE("the texts of ranks have global ranks") {
   CHECK(gather::each_words(group, std::vector{1, 3}, words, ": ", 8) == "rank 101: text; rank 103: text");
   const auto records = records_of(4, 4096);
   const gather::Problem refused{
-      gather::Problem::Reason::refused, {1, 2}, {.route = Route::shm, .refusal = gather::Refusal::unfit}};
+      gather::Problem::Reason::refused, {1, 2}, {.route = Route::shm, .refusal = gather::NoRouteReason::unfit}};
   CHECK(has(gather::make_error(refused, records, words, group).what(), "rank 101 can use: "));
   const gather::Problem calls{gather::Problem::Reason::operations, {0, 3}, {}};
   CHECK(has(gather::make_error(calls, records, words, group).what(), "rank 103 "));
@@ -306,7 +306,7 @@ TEST_CASE("the texts of ranks have global ranks") {
 
 TEST_CASE("tensors outside the bytes that another rank announced are refused") {
   // nullopt is a tensor in the slot.
-  const auto refused = [](std::optional<core::Place> place, std::int64_t bytes) {
+  const auto refused = [](std::optional<core::TensorLocation> place, std::int64_t bytes) {
     const auto descriptor = core::encode_descriptor(Tensor::allocate(DType::u8, {100}), [&](auto&) { return place; });
     const Tensor memory = Tensor::allocate(DType::u8, {bytes});
     int corrupt = 0;
@@ -327,15 +327,15 @@ TEST_CASE("tensors outside the bytes that another rank announced are refused") {
   CHECK(refused(std::nullopt, 100) == 0);
   CHECK(refused(std::nullopt, 99) == 2);
   CHECK(refused(std::nullopt, 0) == 2);
-  CHECK(refused(core::Place{1, 0}, 100) == 2);
-  CHECK(refused(core::Place{7, 64}, 256) == 2);
+  CHECK(refused(core::TensorLocation{1, 0}, 100) == 2);
+  CHECK(refused(core::TensorLocation{7, 64}, 256) == 2);
 }
 
 TEST_CASE("a merge needs its result and a window that does not grow with the tensors") {
   const TwoHosts group(4);
   auto records = records_of(4, 1 << 30);
-  for (gather::Record& record : records) {
-    record.operation = gather::Operation::merge;
+  for (gather::ExchangeRecord& record : records) {
+    record.operation = gather::GatherKind::merge;
     record.moving_bytes = 1 << 30;
     record.merge = gather::merge_number(merge::concat(0));
   }
@@ -343,7 +343,7 @@ TEST_CASE("a merge needs its result and a window that does not grow with the ten
   CHECK(window == 6 * gather::merge_piece_bytes(3, 1 << 30));
   CHECK(window <= 64 * MiB);
   CHECK(fresh_bytes_of(0, records, group) == 4 * (std::uint64_t{1} << 30) + window);
-  for (gather::Record& record : records) record.merge = gather::merge_number(merge::sum());
+  for (gather::ExchangeRecord& record : records) record.merge = gather::merge_number(merge::sum());
   CHECK(fresh_bytes_of(0, records, group) == (std::uint64_t{1} << 30) + window);
   CHECK(gather::merge_window_bytes(3, 100) == 6 * 4096);
   CHECK(gather::merge_window_bytes(4095, 1 << 30) <= 128 * MiB);

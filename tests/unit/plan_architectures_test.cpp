@@ -147,7 +147,7 @@ std::map<char, std::vector<std::int64_t>> heads_in(const Headed& tensor, const m
   for (const Owner& owner : owners) ++whole[owner];
   std::map<Owner, std::int64_t> held;
   std::map<char, std::vector<std::int64_t>> heads;
-  for (const merge::Piece& piece : cut.pieces[part])
+  for (const merge::UnitRange& piece : cut.pieces[part])
     for (std::int64_t i = piece.begin; i < piece.begin + piece.count; ++i) {
       const Owner& owner = owners[static_cast<std::size_t>(i)];
       auto& mine = heads[owner.kind];

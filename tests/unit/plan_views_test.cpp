@@ -30,9 +30,9 @@ const char* const views_config =
 "head_dim": 4, "hidden_size": 16, "intermediate_size": 24, "vocab_size": 37, "num_hidden_layers": 2})";
 
 /// Returns the positions in the whole tensor of a view's elements, read window by window.
-std::vector<std::int64_t> numbers_of(const merge::Box& box, std::int64_t begin, std::int64_t end) {
+std::vector<std::int64_t> numbers_of(const merge::StridedBox& box, std::int64_t begin, std::int64_t end) {
   std::vector<std::int64_t> found(static_cast<std::size_t>(end - begin), -1);
-  for (const merge::Box& part : merge::clipped(box, begin, end)) {
+  for (const merge::StridedBox& part : merge::clipped(box, begin, end)) {
     std::vector<std::int64_t> index(part.axes.size(), 0);
     while (true) {
       std::int64_t from = part.from;
@@ -67,11 +67,11 @@ TEST_CASE("a view has the elements that loops find, in every window, and its inv
     for (std::int64_t g = 0; g < 2; ++g)
       for (std::int64_t h = 2; h < 5; ++h)
         for (std::int64_t d = 0; d < 4; ++d) wanted.push_back(240 + ((g * 5 + h) * 4 + d) * 6 + c);
-  const merge::Box box = view.box();
+  const merge::StridedBox box = view.box();
   for (std::int64_t begin = 0; begin < 144; begin += 5)
     for (std::int64_t end = begin + 1; end <= 144; end += 7)
       REQUIRE(numbers_of(box, begin, end) == std::vector(wanted.begin() + begin, wanted.begin() + end));
-  const merge::Box back = merge::reversed(box);
+  const merge::StridedBox back = merge::reversed(box);
   const std::vector<std::int64_t> found = numbers_of(back, 0, 720);
   for (std::size_t i = 0; i < wanted.size(); ++i)
     CHECK(found[static_cast<std::size_t>(wanted[i])] == static_cast<std::int64_t>(i));

@@ -16,7 +16,7 @@ using namespace muster::gather;
 namespace {
 
 constexpr std::array all_routes = {Route::local, Route::shm, Route::workspace, Route::mpi, Route::tcp, Route::device};
-constexpr std::array all_operations = {Operation::configs, Operation::tensors, Operation::merge, Operation::stream};
+constexpr std::array all_operations = {GatherKind::configs, GatherKind::tensors, GatherKind::merge, GatherKind::stream};
 constexpr std::array all_residencies = {Residency::none, Residency::host, Residency::device, Residency::mixed};
 
 std::uint8_t bits(std::initializer_list<Route> routes) {
@@ -29,14 +29,14 @@ bool includes(std::uint8_t routes, Route route) {
   return (routes & route_bit(route)) != 0;
 }
 
-Decision refused(Refusal refusal, Route route = Route::auto_) {
+Decision refused(NoRouteReason refusal, Route route = Route::auto_) {
   return {route, refusal};
 }
 
 /// Every possible combination of facts.
 template <class Visit>
 void for_all_facts(const Visit& visit) {
-  for (const Operation operation : all_operations)
+  for (const GatherKind operation : all_operations)
     for (const Residency residency : all_residencies)
       for (std::uint8_t forced = 0; forced <= static_cast<std::uint8_t>(Route::device); ++forced)
         for (unsigned some = 0; some < (1U << all_routes.size()); ++some)
@@ -55,7 +55,7 @@ TEST_CASE("every combination of facts has the outcome that the rules of docs/exp
     ++seen;
     const Decision decision = choose_route(facts);
     const bool on_devices = facts.residency == Residency::device;
-    const bool host_only = facts.operation == Operation::merge || facts.operation == Operation::stream;
+    const bool host_only = facts.operation == GatherKind::merge || facts.operation == GatherKind::stream;
     CAPTURE(static_cast<int>(facts.operation));
     CAPTURE(static_cast<int>(facts.residency));
     CAPTURE(to_string(facts.forced));
@@ -69,27 +69,27 @@ TEST_CASE("every combination of facts has the outcome that the rules of docs/exp
       REQUIRE(facts.residency != Residency::mixed);
       REQUIRE((!on_devices || decision.route == Route::device));
       REQUIRE((decision.route != Route::device || facts.residency != Residency::host));
-      REQUIRE((decision.route != Route::device || !host_only || (on_devices && facts.operation == Operation::stream)));
+      REQUIRE((decision.route != Route::device || !host_only || (on_devices && facts.operation == GatherKind::stream)));
     }
     // A refusal has the first cause that applies.
     if (facts.residency == Residency::mixed) {
-      REQUIRE(decision == refused(Refusal::mixed));
-    } else if (on_devices && facts.operation == Operation::merge) {
-      REQUIRE(decision == refused(Refusal::merges_devices));
+      REQUIRE(decision == refused(NoRouteReason::mixed));
+    } else if (on_devices && facts.operation == GatherKind::merge) {
+      REQUIRE(decision == refused(NoRouteReason::merges_devices));
     } else if (on_devices && facts.forced != Route::auto_ && facts.forced != Route::device) {
-      REQUIRE(decision == refused(Refusal::forced_off_devices, facts.forced));
+      REQUIRE(decision == refused(NoRouteReason::forced_off_devices, facts.forced));
     } else if (on_devices) {
       REQUIRE(decision.is_refused() != includes(facts.routes, Route::device));
-      if (decision.is_refused()) REQUIRE(decision == refused(Refusal::no_device_route, Route::device));
+      if (decision.is_refused()) REQUIRE(decision == refused(NoRouteReason::no_device_route, Route::device));
     } else if (facts.forced == Route::device && (facts.residency == Residency::host || host_only)) {
-      REQUIRE(decision == refused(Refusal::forced_onto_devices, Route::device));
+      REQUIRE(decision == refused(NoRouteReason::forced_onto_devices, Route::device));
     } else if (facts.forced != Route::auto_) {
       REQUIRE(decision.is_refused() != includes(facts.routes, facts.forced));
-      if (decision.is_refused()) REQUIRE(decision == refused(Refusal::forced_unusable, facts.forced));
+      if (decision.is_refused()) REQUIRE(decision == refused(NoRouteReason::forced_unusable, facts.forced));
     } else {
       const bool reachable = (facts.routes & ~route_bit(Route::device)) != 0;
       REQUIRE(decision.is_refused() != reachable);
-      if (decision.is_refused()) REQUIRE(decision == refused(Refusal::unreachable));
+      if (decision.is_refused()) REQUIRE(decision == refused(NoRouteReason::unreachable));
     }
   });
   CHECK(seen == 4 * 4 * 7 * 64);
@@ -130,7 +130,7 @@ TEST_CASE("rows of docs/explanation/routes.md") {
 }
 
 TEST_CASE("a list has the routes that all its ranks have; the tensors of all ranks count") {
-  std::vector<Record> records(4);
+  std::vector<ExchangeRecord> records(4);
   records[0] = {.routes = bits({Route::shm, Route::mpi, Route::device})};
   records[1] = {.routes = bits({Route::mpi, Route::device}), .residency = Residency::device};
   records[2] = {.routes = bits({Route::mpi, Route::device})};
@@ -141,23 +141,23 @@ TEST_CASE("a list has the routes that all its ranks have; the tensors of all ran
   // Ranks without tensors follow the rank that has some, whatever they would have guessed.
   CHECK(choose_route(facts_of(records[0])).route == Route::shm);
   CHECK(choose_route(facts_of(records[2])).route == Route::mpi);
-  CHECK(decide(three, records) == Decision{Route::device, Refusal::none});
+  CHECK(decide(three, records) == Decision{Route::device, NoRouteReason::none});
   const std::vector<int> mixed = {1, 3};
-  CHECK(decide(mixed, records) == refused(Refusal::mixed));
+  CHECK(decide(mixed, records) == refused(NoRouteReason::mixed));
   CHECK(ranks_of(decide(mixed, records), mixed, records) == mixed);
 }
 
 TEST_CASE("a rank that has prepared tensors for a route that the others cannot use is named") {
-  std::vector<Record> records(2);
+  std::vector<ExchangeRecord> records(2);
   records[0] = {.routes = bits({Route::mpi}), .residency = Residency::host};
   records[1] = {.routes = bits({Route::shm, Route::mpi}), .residency = Residency::host};
   const std::vector<int> both = {0, 1};
   const Decision decision = decide(both, records);
-  CHECK(decision == refused(Refusal::unfit, Route::mpi));
+  CHECK(decision == refused(NoRouteReason::unfit, Route::mpi));
   CHECK(ranks_of(decision, both, records) == std::vector<int>{1});
   // If the route is forced, both ranks have prepared for it.
-  for (Record& record : records) record.forced = Route::mpi;
-  CHECK(decide(both, records) == Decision{Route::mpi, Refusal::none});
+  for (ExchangeRecord& record : records) record.forced = Route::mpi;
+  CHECK(decide(both, records) == Decision{Route::mpi, NoRouteReason::none});
 }
 
 TEST_CASE("the forced route, and the setting that forces it") {

@@ -169,9 +169,9 @@ TEST_CASE("shares: equal, in whole pages, all slots together within the budget")
 
 TEST_CASE("budgets beyond the available memory are cut in proportion, and refused if nothing is left") {
   const auto one_host = [](int) { return 0; };
-  std::vector<gather::Record> records(6);
+  std::vector<gather::ExchangeRecord> records(6);
   for (std::uint32_t rank = 0; rank < 6; ++rank) {
-    gather::Record& record = records[rank];
+    gather::ExchangeRecord& record = records[rank];
     record.list_hash = rank < 3 ? 1 : 2;
     record.list_length = 3;
     record.position = rank % 3;
@@ -197,7 +197,7 @@ TEST_CASE("budgets beyond the available memory are cut in proportion, and refuse
 
 TEST_CASE("the available memory is that of the host of a list's root") {
   // List 1 has ranks 0 (root) and 3; list 2 has rank 2 (root) and 1. Ranks 0 and 1 share a host, 2 and 3 another one.
-  std::vector<gather::Record> records(4);
+  std::vector<gather::ExchangeRecord> records(4);
   const auto set = [&](std::size_t rank, std::uint64_t list, std::uint32_t position) {
     records[rank].list_hash = list;
     records[rank].list_length = 2;

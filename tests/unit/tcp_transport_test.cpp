@@ -20,8 +20,8 @@
 
 using namespace muster;
 using namespace muster::tcp;
-using multihost::Finished;
-using multihost::Pending;
+using multihost::PendingTransfer;
+using multihost::SendEnd;
 using namespace std::chrono_literals;
 
 namespace {
@@ -66,13 +66,13 @@ struct Ends {
   }
 };
 
-Pending send(TcpTransport& from, int to, int tag, const Bytes& bytes, Finished finished = Finished::sent) {
+PendingTransfer send(TcpTransport& from, int to, int tag, const Bytes& bytes, SendEnd finished = SendEnd::sent) {
   return from.send_copy(to, tag, bytes, finished);
 }
 
 struct Received {
   std::shared_ptr<Bytes> bytes;
-  Pending pending;
+  PendingTransfer pending;
   Received(TcpTransport& to, int from, int tag, std::size_t size) : bytes(std::make_shared<Bytes>(size)) {
     pending = to.receive(from, tag, *bytes, bytes);
   }
@@ -104,7 +104,7 @@ TEST_CASE("messages of every size reach the receive of their tag, in order, whic
   for (const bool is_posted_first : {false, true}) {
     Ends ends(2);
     std::vector<Received> received;
-    std::vector<Pending> sends;
+    std::vector<PendingTransfer> sends;
     const std::vector<std::size_t> sizes = {0, 1, 255, 64 << 10, (64 << 10) + 1, 5 << 20, 3, 300 << 10, 0};
     const auto post = [&] {
       for (const int tag : {8, 7})
@@ -115,7 +115,7 @@ TEST_CASE("messages of every size reach the receive of their tag, in order, whic
       for (const std::size_t size : sizes) sends.push_back(send(ends[0], 1, tag, pattern(size, tag)));
     if (!is_posted_first) post();
     ends.until([&] {
-      std::erase_if(sends, [](Pending& one) { return one.test(); });
+      std::erase_if(sends, [](PendingTransfer& one) { return one.test(); });
       return sends.empty() && std::ranges::all_of(received, [](Received& one) { return one.pending.test(); });
     });
     for (std::size_t i = 0; i < received.size(); ++i) {
@@ -128,7 +128,7 @@ TEST_CASE("messages of every size reach the receive of their tag, in order, whic
 TEST_CASE("both endpoints send to each other at once, large and small") {
   Ends ends(2);
   std::vector<Received> received;
-  std::vector<Pending> sends;
+  std::vector<PendingTransfer> sends;
   for (const int from : {0, 1})
     for (int i = 0; i < 40; ++i) {
       const std::size_t size = i % 5 == 0 ? 1 << 20 : 100;
@@ -136,7 +136,7 @@ TEST_CASE("both endpoints send to each other at once, large and small") {
       received.emplace_back(ends[1 - from], from, 5, size);
     }
   ends.until([&] {
-    std::erase_if(sends, [](Pending& one) { return one.test(); });
+    std::erase_if(sends, [](PendingTransfer& one) { return one.test(); });
     return sends.empty() && std::ranges::all_of(received, [](Received& one) { return one.pending.test(); });
   });
   for (int i = 0; i < 80; ++i)
@@ -145,38 +145,38 @@ TEST_CASE("both endpoints send to each other at once, large and small") {
 
 TEST_CASE("unreceived messages wait at their sender beyond a limit, and are dropped when they are found and released") {
   Ends ends(2);
-  std::vector<Pending> sends;
+  std::vector<PendingTransfer> sends;
   constexpr int count = 40;
   for (int i = 0; i < count; ++i) sends.push_back(send(ends[0], 1, 5, pattern(60 << 10, i)));
   for (int turn = 0; turn < 200; ++turn) {
-    for (Pending& one : sends) (void)one.test();
+    for (PendingTransfer& one : sends) (void)one.test();
     (void)ends[1].find(0, 999);
   }
-  const auto open = std::ranges::count_if(sends, &Pending::is_open);
+  const auto open = std::ranges::count_if(sends, &PendingTransfer::is_open);
   CHECK(open >= count - static_cast<int>(window / (60 << 10)) - 1);
   CHECK(open < count);
   // Only every second message is received.
   for (int i = 0; i < count; ++i) {
-    std::unique_ptr<multihost::Found> found;
+    std::unique_ptr<multihost::ArrivedMessage> found;
     ends.until([&] { return found || (found = ends[1].find(0, 5)); });
     CHECK(found->bytes() == 60 << 10);
     if (i % 2 == 0) continue;
     const auto place = std::make_shared<Bytes>(found->bytes());
-    Pending pending = found->receive(*place, place);
+    PendingTransfer pending = found->receive(*place, place);
     ends.until([&] {
-      for (Pending& one : sends) (void)one.test();
+      for (PendingTransfer& one : sends) (void)one.test();
       return pending.test();
     });
     CHECK(*place == pattern(60 << 10, i));
   }
-  ends.until([&] { return std::ranges::all_of(sends, [](Pending& one) { return one.test(); }); });
+  ends.until([&] { return std::ranges::all_of(sends, [](PendingTransfer& one) { return one.test(); }); });
 }
 
 TEST_CASE("a send in mode `taken` finishes when its message is received or dropped, and not before") {
   Ends ends(2);
   for (const std::size_t size : {std::size_t{10}, std::size_t{1} << 20}) {
-    Pending taken = send(ends[0], 1, 5, pattern(size, 1), Finished::taken);
-    Pending dropped = send(ends[0], 1, 6, pattern(size, 2), Finished::taken);
+    PendingTransfer taken = send(ends[0], 1, 5, pattern(size, 1), SendEnd::taken);
+    PendingTransfer dropped = send(ends[0], 1, 6, pattern(size, 2), SendEnd::taken);
     for (int turn = 0; turn < 100; ++turn) {
       CHECK(!taken.test());
       CHECK(!dropped.test());
@@ -195,11 +195,11 @@ TEST_CASE("a receive from any rank takes the first message; a cancelled receive 
   Received another(ends[0], multihost::any_rank, 3, 4);
   another.pending.cancel();
   CHECK(!another.pending.is_open());
-  Pending first = send(ends[2], 0, 3, pattern(4, 2));
+  PendingTransfer first = send(ends[2], 0, 3, pattern(4, 2));
   ends.until([&] { return anybody.pending.test() && first.test(); });
   CHECK(*anybody.bytes == pattern(4, 2));
-  Pending second = send(ends[1], 0, 3, pattern(4, 1));
-  std::unique_ptr<multihost::Found> found;
+  PendingTransfer second = send(ends[1], 0, 3, pattern(4, 1));
+  std::unique_ptr<multihost::ArrivedMessage> found;
   ends.until([&] { return second.test() && (found || (found = ends[0].find_any())); });
   CHECK(found->tag() == 3);
 }
@@ -212,14 +212,14 @@ TEST_CASE("an abandoned send of the caller's memory continues without that memor
   Received after(ends[1], 0, 5, 4);
   {
     const Bytes memory = pattern(size, 1);
-    Pending send = ends[0].send(1, 5, memory, nullptr, Finished::sent);
+    PendingTransfer send = ends[0].send(1, 5, memory, nullptr, SendEnd::sent);
     CHECK(send.borrows());
     for (int turn = 0; turn < 4; ++turn) {
       (void)ends[1].find(0, 999);
       (void)ends[0].find(1, 999);
     }
   }
-  Pending next = send(ends[0], 1, 5, pattern(4, 3));
+  PendingTransfer next = send(ends[0], 1, 5, pattern(4, 3));
   ends.until([&] { return before.pending.test() && after.pending.test() && next.test(); });
   CHECK(before.bytes->back() == std::byte{0});
   CHECK(*after.bytes == pattern(4, 3));
@@ -230,8 +230,8 @@ TEST_CASE("a message that is longer than its receive is an error of that receive
     Ends ends(2);
     Received small(ends[1], 0, 5, 10);
     Received well(ends[1], 0, 6, 10);
-    Pending first = send(ends[0], 1, 5, pattern(size, 1));
-    Pending second = send(ends[0], 1, 6, pattern(10, 2));
+    PendingTransfer first = send(ends[0], 1, 5, pattern(size, 1));
+    PendingTransfer second = send(ends[0], 1, 6, pattern(10, 2));
     std::string words;
     ends.until([&] {
       if (words.empty()) words = words_of([&] { (void)small.pending.test(); });
@@ -244,8 +244,8 @@ TEST_CASE("a message that is longer than its receive is an error of that receive
 
 TEST_CASE("messages that a rank sent before its end can be received; then it is lost, and reported once") {
   Ends ends(2);
-  Pending last = send(ends[1], 0, 5, pattern(100, 1));
-  Pending never = send(ends[0], 1, 5, pattern(1 << 20, 1));
+  PendingTransfer last = send(ends[1], 0, 5, pattern(100, 1));
+  PendingTransfer never = send(ends[0], 1, 5, pattern(1 << 20, 1));
   Received none(ends[0], 1, 6, 4);
   ends.until([&] { return last.test(); });
   ends.all[1].reset();
@@ -259,7 +259,7 @@ TEST_CASE("messages that a rank sent before its end can be received; then it is 
   CHECK(!words_of([&] { (void)send(ends[0], 1, 5, {}); }).empty());
   CHECK(ends[0].next_lost() == 1);
   CHECK(ends[0].next_lost() == multihost::any_rank);
-  const std::unique_ptr<multihost::Found> found = ends[0].find(1, 5);
+  const std::unique_ptr<multihost::ArrivedMessage> found = ends[0].find(1, 5);
   REQUIRE(found);
   const auto place = std::make_shared<Bytes>(100);
   CHECK(found->receive(*place, place).test());
@@ -294,7 +294,7 @@ TEST_CASE("endpoints that close in order lose no message; the barrier and the ex
 TEST_CASE("a connection with a wrong hello is dropped, and does no harm") {
   Ends ends(2);
   std::vector<std::unique_ptr<Stranger>> strangers;
-  const auto stranger = [&](const Hello& hello, std::size_t size = sizeof(Hello)) {
+  const auto stranger = [&](const TcpHello& hello, std::size_t size = sizeof(TcpHello)) {
     strangers.push_back(std::make_unique<Stranger>(ends.addresses.of_ranks[1]));
     strangers.back()->say(&hello, size);
   };
@@ -307,7 +307,7 @@ TEST_CASE("a connection with a wrong hello is dropped, and does no harm") {
   stranger({.from = -1, .to = 1, .token = token});
   stranger({.from = 0, .to = 1, .token = token}, 31);
   for (int i = 0; i < 100; ++i) strangers.push_back(std::make_unique<Stranger>(ends.addresses.of_ranks[1]));
-  Pending well = send(ends[0], 1, 5, pattern(4, 1));
+  PendingTransfer well = send(ends[0], 1, 5, pattern(4, 1));
   Received received(ends[1], 0, 5, 4);
   ends.until([&] { return well.test() && received.pending.test(); });
   CHECK(ends[1].next_lost() == multihost::any_rank);
@@ -333,7 +333,7 @@ TEST_CASE("malformed frames make their sender a lost rank") {
     CAPTURE(static_cast<int>(frame.kind));
     Ends ends(2);
     Stranger rank(ends.addresses.of_ranks[1]);
-    const Hello hello{.from = 0, .to = 1, .token = ends.addresses.token};
+    const TcpHello hello{.from = 0, .to = 1, .token = ends.addresses.token};
     rank.say(&hello, sizeof hello);
     rank.say(&frame, sizeof frame);
     int lost = multihost::any_rank;
@@ -368,7 +368,7 @@ TEST_CASE("a receive from any rank survives a rank that dies in the middle of a 
       std::optional<Received> inbox;
       if (is_posted_first) inbox.emplace(ends[0], multihost::any_rank, 3, 4);
       std::optional<Stranger> dying(std::in_place, ends.addresses.of_ranks[0]);
-      const Hello hello{.from = 2, .to = 0, .token = ends.addresses.token};
+      const TcpHello hello{.from = 2, .to = 0, .token = ends.addresses.token};
       const Frame frame{.kind = cut.kind, .tag = 3, .number = 1, .bytes = cut.bytes};
       dying->say(&hello, sizeof hello);
       dying->say(&frame, sizeof frame);
@@ -383,7 +383,7 @@ TEST_CASE("a receive from any rank survives a rank that dies in the middle of a 
       look(10);
       CHECK(ends[0].next_lost() == 2);
       CHECK(!inbox->pending.test());
-      Pending message = send(ends[1], 0, 3, pattern(4, 1));
+      PendingTransfer message = send(ends[1], 0, 3, pattern(4, 1));
       ends.until([&] { return message.test() && inbox->pending.test(); });
       CHECK(*inbox->bytes == pattern(4, 1));
     }
@@ -403,7 +403,7 @@ TEST_CASE("a shortage of this process does not make the peer a lost rank") {
     }
     CHECK(ends[0].next_lost() == multihost::any_rank);
     Received received(ends[1], 0, 5, 4);
-    Pending message = send(ends[0], 1, 5, pattern(4, 1));
+    PendingTransfer message = send(ends[0], 1, 5, pattern(4, 1));
     ends.until([&] { return message.test() && received.pending.test(); });
   }
 }
@@ -411,7 +411,7 @@ TEST_CASE("a shortage of this process does not make the peer a lost rank") {
 TEST_CASE("messages beyond the window, which no rank sends, are not received") {
   Ends ends(2);
   Stranger rank(ends.addresses.of_ranks[1]);
-  const Hello hello{.from = 0, .to = 1, .token = ends.addresses.token};
+  const TcpHello hello{.from = 0, .to = 1, .token = ends.addresses.token};
   rank.say(&hello, sizeof hello);
   std::jthread flood([&] {
     const Frame frame{.kind = FrameKind::message, .tag = 5, .bytes = most_at_once};

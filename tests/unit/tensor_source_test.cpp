@@ -156,7 +156,7 @@ TEST_CASE("diff of a model and its shards, and of shards of different numbers of
   for (const int ranks : {1, 3, 4}) {
     const std::string shards = work / ("shards-" + std::to_string(ranks));
     shard_model(model, shards, ParallelLayout{.tensor = ranks}, "auto");
-    CHECK(contents_of(shards).kind == Contents::Kind::shards);
+    CHECK(contents_of(shards).kind == PathContents::Kind::shards);
     const Config report = diff_models(model, shards, {.plan = "auto"});
     CHECK(report.at("same").as_bool());
     CHECK(report.at("tensors").as_int() == 5);
@@ -167,7 +167,7 @@ TEST_CASE("diff of a model and its shards, and of shards of different numbers of
     CHECK(has(words_of(ErrorKind::invalid_argument, [&] { diff_models(shards, model, {.plan = "bert"}); }),
               "no rule matches"));
   }
-  CHECK(contents_of(model).kind == Contents::Kind::model);
+  CHECK(contents_of(model).kind == PathContents::Kind::model);
 
   const std::string other = work / "other";
   std::filesystem::create_directory(other);
@@ -270,7 +270,7 @@ TEST_CASE("any window of tensors with cached pieces equals those bytes, on sever
 }
 
 TEST_CASE("a path is classified by names, also a directory with several kinds of files") {
-  using Kind = Contents::Kind;
+  using Kind = PathContents::Kind;
   constexpr const char* shard = "rank-00000-of-00001.safetensors";
   struct Case {
     std::vector<std::string> names;
@@ -297,7 +297,7 @@ TEST_CASE("a path is classified by names, also a directory with several kinds of
     CAPTURE(last);
     const test::TemporaryDirectory folder;
     for (const std::string& name : one.names) test::write_text(folder / name, "");
-    const Contents contents = contents_of(folder.path().string());
+    const PathContents contents = contents_of(folder.path().string());
     CHECK(contents.kind == one.kind);
     CHECK(contents.has_ranks() == one.has_ranks);
   }

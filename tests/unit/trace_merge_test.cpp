@@ -50,7 +50,7 @@ inspect::Trace trace_of(const std::vector<std::int64_t>& ahead, const std::vecto
                                                .group = 7,
                                                .operation = static_cast<std::uint64_t>(i) + 1,
                                                .thread = 1,
-                                               .kind = trace::Kind::collective,
+                                               .kind = trace::SpanKind::collective,
                                                .name = "all_reduce",
                                                .detail = "route"});
     }
@@ -59,27 +59,27 @@ inspect::Trace trace_of(const std::vector<std::int64_t>& ahead, const std::vecto
   return trace;
 }
 
-std::vector<std::byte> file_of(const std::vector<trace::Record>& records) {
-  trace::Header header{};
+std::vector<std::byte> file_of(const std::vector<trace::TraceRecord>& records) {
+  trace::TraceHeader header{};
   std::ranges::copy(trace::magic, header.magic.begin());
   header.version = trace::version;
-  header.record_bytes = sizeof(trace::Record);
+  header.record_bytes = sizeof(trace::TraceRecord);
   header.rank = 0;
   header.size = 1;
   std::strcpy(header.identity.data(), "host,0123456789abcdef,1,2,3");
-  std::vector<std::byte> bytes(sizeof header + records.size() * sizeof(trace::Record));
+  std::vector<std::byte> bytes(sizeof header + records.size() * sizeof(trace::TraceRecord));
   std::memcpy(bytes.data(), &header, sizeof header);
   for (std::size_t i = 0; i < records.size(); ++i)
-    std::memcpy(bytes.data() + sizeof header + i * sizeof(trace::Record), &records[i], sizeof(trace::Record));
+    std::memcpy(bytes.data() + sizeof header + i * sizeof(trace::TraceRecord), &records[i], sizeof(trace::TraceRecord));
   return bytes;
 }
 
-trace::Record record_of(std::uint64_t number) {
-  trace::Record record{};
+trace::TraceRecord record_of(std::uint64_t number) {
+  trace::TraceRecord record{};
   record.number = number;
   record.begin = 10;
   record.end = 20;
-  record.kind = trace::Kind::program;
+  record.kind = trace::SpanKind::program;
   std::strcpy(record.name.data(), "step");
   return record;
 }
@@ -118,7 +118,7 @@ TEST_CASE("clocks are aligned within 50 us, and clocks of one host are treated a
 
 TEST_CASE("a clock that drifts is reported") {
   auto trace = trace_of({0, 0}, {"a", "b"}, 100);
-  for (trace::Entry& entry : trace.processes[1].entries) {
+  for (trace::TraceEntry& entry : trace.processes[1].entries) {
     const std::uint64_t drift = entry.operation * 1'000'000;
     entry.begin += drift;
     entry.end += drift;
@@ -180,8 +180,12 @@ TEST_CASE("status shows the last of the operations that ended in one tick, and p
   process.size = 1;
   process.rank = 0;
   for (std::uint64_t number = 1; number <= 12; ++number)
-    process.entries.push_back(
-        {.number = number, .end = 50, .group = 7, .operation = number, .kind = trace::Kind::collective, .name = "b"});
+    process.entries.push_back({.number = number,
+                               .end = 50,
+                               .group = 7,
+                               .operation = number,
+                               .kind = trace::SpanKind::collective,
+                               .name = "b"});
   trace::Process alone;
   alone.job = std::string(32, '0');
   const std::vector<inspect::LastWords> jobs = {{.job = "aa", .source = "file", .time = 100, .processes = {process}},
@@ -197,10 +201,10 @@ TEST_CASE("status shows the last of the operations that ended in one tick, and p
 }
 
 TEST_CASE("invalid records are left out, and invalid files are refused") {
-  std::vector<trace::Record> records = {record_of(1), record_of(2), record_of(4), record_of(4),
-                                        record_of(5), record_of(6), record_of(7), {}};
+  std::vector<trace::TraceRecord> records = {record_of(1), record_of(2), record_of(4), record_of(4),
+                                             record_of(5), record_of(6), record_of(7), {}};
   records[1].end = 5;                                                // before its begin
-  records[3].kind = static_cast<trace::Kind>(200);                   // of an unknown kind
+  records[3].kind = static_cast<trace::SpanKind>(200);               // of an unknown kind
   records[4].parent = 5;                                             // its own parent
   records[5].begin = records[5].end = ~std::uint64_t{0};             // longer than machines run
   std::memset(records[6].name.data(), 'x', records[6].name.size());  // does not end
@@ -212,7 +216,7 @@ TEST_CASE("invalid records are left out, and invalid files are refused") {
   // The file is truncated at any byte.
   for (std::size_t length = 0; length < bytes.size(); ++length) {
     const std::span<const std::byte> part = std::span(bytes).first(length);
-    if (length < sizeof(trace::Header))
+    if (length < sizeof(trace::TraceHeader))
       thrown_by(ErrorKind::corrupt, [&] { (void)trace::parse(part, "file"); });
     else
       CHECK(trace::parse(part, "file").entries.size() <= 2);

@@ -13,18 +13,18 @@ namespace muster {
 namespace {
 
 // Longer messages are truncated, so that a status fits one record of a round.
-struct Record {
+struct FailureRecord {
   std::int32_t failed = 0;   // the kind of the failure plus 1; 0: no failure
   std::int32_t origin = -1;  // -1: the rank that sends the record
   std::array<char, Group::max_record - 8> words{};
 };
-static_assert(sizeof(Record) == Group::max_record);
+static_assert(sizeof(FailureRecord) == Group::max_record);
 
-Record record_of(const std::optional<Error>& failure, Origin origin) {
-  Record record;
+FailureRecord record_of(const std::optional<Error>& failure, FailureOrigin origin) {
+  FailureRecord record;
   if (failure) {
     record.failed = static_cast<std::int32_t>(failure->kind()) + 1;
-    if (origin == Origin::named) record.origin = failure->rank().value_or(-1);
+    if (origin == FailureOrigin::named) record.origin = failure->rank().value_or(-1);
     put_text(record.words, failure->what());
   }
   return record;
@@ -32,12 +32,12 @@ Record record_of(const std::optional<Error>& failure, Origin origin) {
 
 }  // namespace
 
-void agree(Group& group, const std::optional<Error>& failure, const char* phase, Origin origin) {
-  const Record mine = record_of(failure, origin);
-  std::vector<Record> all(static_cast<std::size_t>(group.size()));
+void agree(Group& group, const std::optional<Error>& failure, const char* phase, FailureOrigin origin) {
+  const FailureRecord mine = record_of(failure, origin);
+  std::vector<FailureRecord> all(static_cast<std::size_t>(group.size()));
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), {.phase = phase});
   for (int rank = 0; rank < group.size(); ++rank) {
-    const Record& record = all[static_cast<std::size_t>(rank)];
+    const FailureRecord& record = all[static_cast<std::size_t>(rank)];
     if (record.failed == 0) continue;
     if (rank == group.rank()) {
       ErrorDetails details = failure->details();

@@ -15,7 +15,7 @@
 namespace muster {
 
 /// The rank to which a failure is attributed.
-enum class Origin : std::uint8_t {
+enum class FailureOrigin : std::uint8_t {
   self,   ///< the rank that reports it: its number is added to the message
   named,  ///< perhaps another rank: the message names it, and the details have its number
 };
@@ -23,7 +23,8 @@ enum class Origin : std::uint8_t {
 /// Collective. Each rank passes its failure, if any. If ranks failed, all throw the failure of the lowest such rank,
 /// with its kind and message. Its details have the rank where the failure began, the pid and the host. Throws as
 /// Group::all_gather.
-void agree(Group& group, const std::optional<Error>& failure, const char* phase, Origin origin = Origin::self);
+void agree(Group& group, const std::optional<Error>& failure, const char* phase,
+           FailureOrigin origin = FailureOrigin::self);
 
 /// Runs `step` on this rank and agrees on the result.
 template <class Step>
@@ -39,7 +40,7 @@ void agree_on(Group& group, Group& companion, const char* phase, const Step& ste
   // Adds this rank's name to a failure; a failure that came from another rank has its name already.
   if (failure && group.size() > 1) failure = group::in_own_name(group, *failure);
   if (failure) companion.abort(*failure);
-  agree(group, failure, phase, Origin::named);
+  agree(group, failure, phase, FailureOrigin::named);
 }
 
 /// Reports progress between parts of long work. Throws the group's failure if it has one.

@@ -74,10 +74,10 @@ class AssemblyFiles {
   /// Must be called after write() of a step. Throws Error(out_of_space | io) if the file's last bytes do not reach the
   /// disk.
   void done_with(const Step& step) {
-    File last;
+    FileProgress last;
     {
       const std::lock_guard lock(mutex_);
-      File& file = files_[step.file];
+      FileProgress& file = files_[step.file];
       if (file.steps_left > 1) {
         --file.steps_left;
         return;
@@ -96,7 +96,7 @@ class AssemblyFiles {
   [[nodiscard]] std::vector<std::vector<std::uint64_t>> take_remainders() { return std::move(remainders_); }
 
  private:
-  struct File {
+  struct FileProgress {
     std::uint64_t steps_left = 0;
     std::shared_ptr<os::WritableFile> file;
     std::vector<WrittenPart> parts;
@@ -134,7 +134,7 @@ class AssemblyFiles {
   WrittenCallback on_written_;
   std::function<void(std::uint32_t)> on_stage_;
   std::mutex mutex_;
-  std::vector<File> files_;
+  std::vector<FileProgress> files_;
   std::vector<std::vector<std::uint64_t>> remainders_;
   std::uint32_t stage_ = 0;
 };
@@ -152,7 +152,7 @@ class Assembling {
         ring_(work.turns == 0 ? 0 : work.depth, work.window_bytes, others_.size()),
         files_(work, group.rank(), on_written, [this](std::uint32_t stage) { ring_.set_stage(stage); }) {
     for (int rank = 0; rank < group.size(); ++rank)
-      if (group.host_of(rank) != group.host_of(0)) far_.emplace(rank, WindowMail::Stage{});
+      if (group.host_of(rank) != group.host_of(0)) far_.emplace(rank, WindowMail::StageReport{});
     file_count_ = static_cast<std::uint32_t>(work.targets.size());
     for (const Step& step : work.steps)
       if (step.kind == StepKind::window && static_cast<int>(step.writer) == group.rank()) own_.push_back(&step);
@@ -338,8 +338,8 @@ class Assembling {
     }
   }
 
-  void take_stage(int rank, WindowMail::Stage& stage) {
-    const WindowMail::Stage told = mail_.hear_stage(rank);
+  void take_stage(int rank, WindowMail::StageReport& stage) {
+    const WindowMail::StageReport told = mail_.hear_stage(rank);
     if (told.files != settled_ + 1)
       throw Error(ErrorKind::corrupt, fmt::format("rank {} is at a different file than expected", rank),
                   {.rank = rank});
@@ -389,7 +389,7 @@ class Assembling {
   std::vector<int> others_;  // processes that share memory with this one
   shm::WindowRing ring_;
   AssemblyFiles files_;
-  std::map<int, WindowMail::Stage> far_;  // processes that share no memory with process 0, and their last reports
+  std::map<int, WindowMail::StageReport> far_;  // processes that share no memory with process 0, and their last reports
   std::atomic<std::uint64_t> far_bytes_{0};
   std::uint32_t settled_ = 0;     // number of files that are known to be complete on all hosts
   std::vector<const Step*> own_;  // items of its own windows, by turn
@@ -525,12 +525,12 @@ void WindowMail::collect(const Step& step, std::span<std::byte> window) {
     }
 }
 
-void WindowMail::tell_stage(const Stage& stage) {
+void WindowMail::tell_stage(const StageReport& stage) {
   const MailHead head{.kind = MailKind::stage, .turn = stage.files, .bytes = stage.bytes};
   group_.send(0, bytes_of(head), {.phase = "export: reporting complete files"}, group::Subject::exchange);
 }
 
-WindowMail::Stage WindowMail::hear_stage(int from) {
+WindowMail::StageReport WindowMail::hear_stage(int from) {
   const auto message = group_.receive(from, sizeof(MailHead), {.phase = "export: waiting for a file to be complete"},
                                       group::Subject::exchange);
   const MailHead head = take_head(message, MailKind::stage, from);

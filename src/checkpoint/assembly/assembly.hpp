@@ -210,12 +210,12 @@ class WindowMail {
   void collect(const Step& step, std::span<std::byte> window);
 
   /// The message of step 4.
-  struct Stage {
+  struct StageReport {
     std::uint32_t files = 0;
     std::uint64_t bytes = 0;
   };
-  void tell_stage(const Stage& stage);
-  Stage hear_stage(int from);
+  void tell_stage(const StageReport& stage);
+  StageReport hear_stage(int from);
 
  private:
   void pack(const merge::Rectangle& copy, std::uint32_t turn, int writer);

@@ -18,7 +18,7 @@ constexpr std::uint64_t longest_short_run = 256 << 10;
 constexpr std::uint64_t alignment = 64;
 
 /// An item that is being filled.
-struct Item {
+struct OpenItem {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   std::uint64_t scratch = 0;  // offset in its window of the next contribution to a reduction
@@ -90,11 +90,11 @@ class Planning {
 
   // Returns the host that has most of the file; among hosts with similar amounts, the one that has written least.
   [[nodiscard]] int host_for(const FilePlan& file, std::span<const MergedTensor* const> tensors) const {
-    struct Host {
+    struct HostLoad {
       std::uint64_t has = 0;
       std::uint64_t writes = 0;
     };
-    std::map<int, Host> hosts;
+    std::map<int, HostLoad> hosts;
     for (int process = 0; process < shape_.processes; ++process)
       hosts[shape_.host_of(process)].writes += work_[static_cast<std::size_t>(process)].written;
     for (const MergedTensor* tensor : tensors) {
@@ -252,7 +252,7 @@ class Planning {
   std::vector<int> writers_;  // of the current file
   std::set<std::uint32_t> compared_;
   std::uint32_t file_ = 0;
-  Item item_;
+  OpenItem item_;
   bool is_open_ = false;
 };
 
@@ -281,9 +281,9 @@ class Writing {
   std::vector<std::byte> bytes_;
 };
 
-class Reading {
+class WorkReader {
  public:
-  explicit Reading(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  explicit WorkReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
   template <class... T>
   void values(T&... values) {
     (get(std::as_writable_bytes(std::span(&values, 1))), ...);
@@ -406,7 +406,7 @@ std::vector<std::byte> encode_work(const ProcessWork& work) {
 }
 
 ProcessWork decode_work(std::span<const std::byte> bytes) {
-  Reading in(bytes);
+  WorkReader in(bytes);
   ProcessWork work;
   describe(in, work);
   in.end();

@@ -326,7 +326,7 @@ class Comparison {
   }
 
   void find_differences() {
-    const Selection selection(request_);
+    const TensorSelection selection(request_);
     const auto in_model = [&](std::string_view end) {
       return std::ranges::any_of(model_, [&](const NamedSpec& tensor) { return tensor.name.ends_with(end); });
     };
@@ -526,7 +526,7 @@ BaseTensors base_tensors(const std::string& directory, std::vector<std::string>&
     const auto refused =
         std::ranges::find(survey.findings, Severity::refused, [](const Finding& one) { return one.severity; });
     if (refused == survey.findings.end())
-      for (const OpenedFile& opened : survey.files) add(opened.file.tensors());
+      for (const SurveyedFile& opened : survey.files) add(opened.file.tensors());
     else
       add_index(survey, refused->problem.message);
     return tensors;
@@ -534,7 +534,7 @@ BaseTensors base_tensors(const std::string& directory, std::vector<std::string>&
   try {
     const auto found = thirdparty::find_in_directory(directory, names, {});
     std::vector<std::string> more;
-    if (!found || found->kind != thirdparty::Kind::torch_model) return tensors;
+    if (!found || found->kind != thirdparty::CheckpointKind::torch_model) return tensors;
     const auto model = open_checkpoint(*found, 0, {}, more);
     add(model->tensors());
   } catch (const Error& error) {
@@ -574,7 +574,7 @@ void compare_with_base(const Request& request, const Config* config, std::span<c
   if (!base.empty()) return Comparison(request, config, model, base)(notes);
   // Without a base or a plan, the layers of a model may differ by design.
   const bool has_layers = !request.base_model.empty() || !request.plan.empty();
-  if (has_layers && Selection(request).is_all()) check_layers_alike(request, model);
+  if (has_layers && TensorSelection(request).is_all()) check_layers_alike(request, model);
 }
 
 }  // namespace muster

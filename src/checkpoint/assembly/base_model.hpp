@@ -45,9 +45,9 @@ void compare_with_base(const Request& request, const Config* config, std::span<c
                        const BaseTensors& base, std::vector<std::string>& notes);
 
 /// Decides which tensors of the result a request selects.
-class Selection {
+class TensorSelection {
  public:
-  explicit Selection(const Request& request)
+  explicit TensorSelection(const Request& request)
       : is_all_(request.select.empty() && request.exclude.empty()),
         select_(TensorPattern::glob(request.select.empty() ? "*" : request.select)),
         exclude_(TensorPattern::glob(request.exclude)) {}

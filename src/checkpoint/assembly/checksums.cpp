@@ -199,12 +199,12 @@ void add_piece_checksums(FilePlan& file, const std::string& path, const std::fun
   const auto text = file.metadata.find(std::string(piece_checksums_key));
   if (text == file.metadata.end()) return;
   const auto mapping = os::MappedFile::open(path);
-  struct Place {
+  struct ChecksumSlot {
     std::span<const std::byte> bytes;
     std::uint64_t* sum = nullptr;
   };
   PieceChecksums sums;
-  std::vector<Place> places;
+  std::vector<ChecksumSlot> places;
   for (const TensorEntry& entry : file.tensors) {
     const auto tensor = mapping->bytes().subspan(entry.offset, entry.bytes);
     std::vector<std::uint64_t>& pieces = sums[entry.name];

@@ -20,8 +20,8 @@ std::string_view to_string(Writers writers) noexcept {
 
 ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan, Group& group,
                           const ExportOptions& options) {
-  const group::Use use(group);
-  trace::Span span(trace::Kind::export_model, "export_model", group::inside(group).operations().next());
+  const group::GroupLock use(group);
+  trace::Span span(trace::SpanKind::export_model, "export_model", group::inside(group).operations().next());
   const Request request = request_of(shards_dir, plan, options);
   ExportRun run(group, request, out, options, [&](Group& ranks) {
     return std::make_unique<ShardSet>(request.path, ranks.rank(), ranks.size(), request.states, request.thirdparty);

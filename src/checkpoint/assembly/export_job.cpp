@@ -44,9 +44,9 @@ std::vector<std::vector<std::uint32_t>> number_sets(const Arrangement& arrangeme
 }
 
 /// Returns the single source of a tensor; such a tensor can be cut along any dimension.
-const merge::Piece* only_piece(const merge::Layout& layout) {
+const merge::UnitRange* only_piece(const merge::Layout& layout) {
   if (layout.combine != merge::Combine::copy || layout.pieces.size() != 1) return nullptr;
-  const merge::Piece& piece = layout.pieces.front();
+  const merge::UnitRange& piece = layout.pieces.front();
   const std::int64_t units = layout.source_units[static_cast<std::size_t>(piece.source)];
   return piece.begin == 0 && piece.count == layout.target_units && units == layout.target_units ? &piece : nullptr;
 }
@@ -143,7 +143,7 @@ std::string fingerprint_of(const std::vector<ShardListing>& listings, const Expo
   for (const auto& views : job.views)
     for (const ViewedTensor& view : views) {
       text += fmt::format("{} {} ", view.name, to_string(view.spec));
-      for (const merge::Box& box : view.boxes) {
+      for (const merge::StridedBox& box : view.boxes) {
         text += fmt::format("{}:{}>{}", box.source, box.from, box.to);
         for (const merge::BoxAxis& axis : box.axes) text += fmt::format(",{}:{}>{}", axis.count, axis.from, axis.to);
       }
@@ -153,7 +153,7 @@ std::string fingerprint_of(const std::vector<ShardListing>& listings, const Expo
   for (const OutputFile& file : outputs.files) {
     for (const MergedTensor& tensor : file.tensors) {
       text += fmt::format("\n{} {} ", tensor.name, static_cast<int>(tensor.layout.combine));
-      for (const merge::Piece& piece : tensor.layout.pieces) {
+      for (const merge::UnitRange& piece : tensor.layout.pieces) {
         const SourceRef& ref = tensor.sources[static_cast<std::size_t>(piece.source)];
         text += fmt::format("{}.{}:{}+{}>{} ", ref.rank, ref.index, piece.begin, piece.count, piece.at);
       }
@@ -165,7 +165,7 @@ std::string fingerprint_of(const std::vector<ShardListing>& listings, const Expo
 
 /// Leaves out tensors that the request does not select.
 void keep_selected(Arrangement& arrangement, const Request& request) {
-  const Selection selection(request);
+  const TensorSelection selection(request);
   if (selection.is_all()) return;
   std::vector<ArrangedTensor> kept;
   for (ArrangedTensor& tensor : arrangement.tensors) {
@@ -203,7 +203,7 @@ class Casting {
       if (job.views[rank].empty())
         for (const NamedSpec& tensor : job.ranks[rank].tensors)
           job.views[rank].push_back(as_it_lies(tensor, job.views[rank].size()));
-    const Selection selection(request_);
+    const TensorSelection selection(request_);
     for (std::size_t i = 0; i < arrangement.tensors.size(); ++i) {
       const ArrangedTensor& tensor = arrangement.tensors[i];
       if (!selection.has(tensor.name)) continue;
@@ -377,7 +377,7 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
     for (const PlacedTensor& placed : placement.ranks[at]) {
       const ArrangedTensor& tensor = arrangement.tensors[placed.whole];
       const merge::Cut& cut = placement.cuts[placed.whole];
-      if (const merge::Piece* piece = only_piece(tensor.layout))
+      if (const merge::UnitRange* piece = only_piece(tensor.layout))
         output.tensors.push_back({placed.name,
                                   merge::part_of(cut, placed.part),
                                   {tensor.sources[static_cast<std::size_t>(piece->source)]},
@@ -477,7 +477,7 @@ ExportJob plan_job(const Request& request, const ExportSource& source, std::vect
     const bool has_config_file = request.files.contains("config.json");
     const bool updates =
         own && !request.target_layout && !request.is_cut && (request.dtype || has_base || has_config_file);
-    if (updates && Selection(request).is_all()) {
+    if (updates && TensorSelection(request).is_all()) {
       check_base(*own, model);
       leave_out_tied_head(*own, base, arrangement, notes);
     }
@@ -511,7 +511,7 @@ std::string config_text_for(const Request& request, std::span<const NamedSpec> m
   fit_to(plan, model);
   check_against_config(plan, model);
   const BaseTensors base = request.base_model.empty() ? BaseTensors() : base_tensors(request.base_model, notes);
-  if (config && Selection(request).is_all()) check_base(*config, model);
+  if (config && TensorSelection(request).is_all()) check_base(*config, model);
   compare_with_base(request, config ? &*config : nullptr, model, base, notes);
   if (!config || request.files.contains("config.json")) return {};
   return updated_config(read_model_config_text(request.base_model).value_or(""), model, notes).value_or("");

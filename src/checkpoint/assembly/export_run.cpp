@@ -73,7 +73,7 @@ std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> 
   std::vector<ShardListing> listings;
   for (const auto& message : told) {
     const Config value =
-        core::decode_descriptor(message, [](DType, const Shape&, std::uint64_t, core::Place) -> Tensor {
+        core::decode_descriptor(message, [](DType, const Shape&, std::uint64_t, core::TensorLocation) -> Tensor {
           throw Error(ErrorKind::corrupt, "malformed list of tensors: the message of a rank contains tensors");
         });
     for (const Config& listing : value.at("shards").as_array()) listings.push_back(listing_from_config(listing));
@@ -311,7 +311,8 @@ std::vector<std::size_t> ExportRun::contributed() const {
         tensors.insert(index);
         continue;
       }
-      for (const merge::Box& box : work_.views.at(index).boxes) tensors.insert(static_cast<std::size_t>(box.source));
+      for (const merge::StridedBox& box : work_.views.at(index).boxes)
+        tensors.insert(static_cast<std::size_t>(box.source));
     }
   }
   return {tensors.begin(), tensors.end()};
@@ -319,7 +320,7 @@ std::vector<std::size_t> ExportRun::contributed() const {
 
 // Runs step 3, on rank 0.
 void ExportRun::plan(std::vector<ShardListing> listings) {
-  const trace::Span span(trace::Kind::phase, "export: planning");
+  const trace::Span span(trace::SpanKind::phase, "export: planning");
   if (!request_.path.empty()) check_not_source(request_.path, out_);
   check_files(options_.files);
   if (!options_.base_model.empty()) check_not_source(options_.base_model, out_);
@@ -435,7 +436,7 @@ void ExportRun::check_memory() const {
 
 // Runs step 4.
 void ExportRun::hand_out_work() {
-  const trace::Span span(trace::Kind::phase, "export: distributing");
+  const trace::Span span(trace::SpanKind::phase, "export: distributing");
   const WaitOptions wait{.phase = "export: distributing the work"};
   if (!is_first()) {
     work_ = decode_work(group_->receive(0, longest_message, wait, group::Subject::exchange));
@@ -454,7 +455,7 @@ void ExportRun::hand_out_work() {
 
 // Runs step 5.
 void ExportRun::assemble_files() {
-  const trace::Span span(trace::Kind::phase, "export: writing");
+  const trace::Span span(trace::SpanKind::phase, "export: writing");
   const std::shared_ptr<Group> assembling = group_->companion({.phase = "export: beginning"});
   const FailOnStop on_stop = fail_on_stop(*assembling, options_.stop);
   Assembled assembled;
@@ -513,7 +514,7 @@ void ExportRun::compare_early() {
 
 // Runs step 6.
 void ExportRun::compare() {
-  const trace::Span span(trace::Kind::phase, "export: comparing");
+  const trace::Span span(trace::SpanKind::phase, "export: comparing");
   const WaitOptions wait{.phase = "export: comparing"};
   if (!is_first()) {
     group_->send(0, std::as_bytes(std::span(hashes_)), wait, group::Subject::exchange);
@@ -570,7 +571,7 @@ void ExportRun::compare_set(std::size_t set) {
 
 // Runs step 7, on rank 0.
 void ExportRun::finish() {
-  const trace::Span span(trace::Kind::phase, "export: finishing");
+  const trace::Span span(trace::SpanKind::phase, "export: finishing");
   const bool has_base = !options_.base_model.empty();
   ExtraFiles carried =
       has_base ? extra_files_of(options_.base_model, options_.extra_files) : source_->carried(options_.extra_files);

@@ -62,13 +62,13 @@ ExportRun::Open open_parts(std::span<const TensorPart> parts, const ExportOption
 
 /// The exports of a group that run while their callers continue.
 struct LiveExports {
-  std::unique_ptr<group::Lane> lane;
+  std::unique_ptr<group::AsyncExecutor> lane;
 };
 
 /// Logs the failure of an export that no caller takes.
-class Untaken {
+class UntakenFailure {
  public:
-  explicit Untaken(std::string out) : out_(std::move(out)) {}
+  explicit UntakenFailure(std::string out) : out_(std::move(out)) {}
   void failed(const std::string& words) {
     const std::lock_guard lock(mutex_);
     words_ = words;
@@ -93,7 +93,7 @@ class Untaken {
 
 class LiveOperation final : public detail::Operation<ExportReport> {
  public:
-  LiveOperation(Work<ExportReport> work, std::shared_ptr<Untaken> untaken)
+  LiveOperation(Work<ExportReport> work, std::shared_ptr<UntakenFailure> untaken)
       : work_(std::move(work)), untaken_(std::move(untaken)) {}
   LiveOperation& operator=(LiveOperation&&) = delete;
   ~LiveOperation() override {
@@ -108,15 +108,15 @@ class LiveOperation final : public detail::Operation<ExportReport> {
 
  private:
   Work<ExportReport> work_;
-  std::shared_ptr<Untaken> untaken_;
+  std::shared_ptr<UntakenFailure> untaken_;
 };
 
 /// The memory of a snapshot, until it is written.
-class Snapshot {
+class LiveSnapshot {
  public:
-  explicit Snapshot(std::shared_ptr<group::KeptMemory> kept) : kept_(std::move(kept)) {}
-  Snapshot& operator=(Snapshot&&) = delete;
-  ~Snapshot() { kept_->give_back(); }
+  explicit LiveSnapshot(std::shared_ptr<group::KeptMemory> kept) : kept_(std::move(kept)) {}
+  LiveSnapshot& operator=(LiveSnapshot&&) = delete;
+  ~LiveSnapshot() { kept_->give_back(); }
 
   /// Collective. Copies what this rank contributes. Throws Error(out_of_space) on all ranks if a host lacks the memory;
   /// nothing is copied then.
@@ -158,41 +158,41 @@ class Snapshot {
 };
 
 /// Collective. Returns the lane for exports. It is renewed if an export was cancelled, which only some ranks may know.
-group::Lane& lane_of(Group& group, LiveExports& exports) {
+group::AsyncExecutor& lane_of(Group& group, LiveExports& exports) {
   const std::uint8_t mine = !exports.lane || exports.lane->own()->error() ? 1 : 0;
   std::vector<std::uint8_t> all(static_cast<std::size_t>(group.size()));
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)),
                    {.phase = "export: setting up"});
-  if (std::ranges::find(all, 1) != all.end()) exports.lane = std::make_unique<group::Lane>(group);
+  if (std::ranges::find(all, 1) != all.end()) exports.lane = std::make_unique<group::AsyncExecutor>(group);
   return *exports.lane;
 }
 
 /// Collective. Waits until the earlier exports have ended, and returns the lane.
-group::Lane& idle_lane_of(Group& group) {
+group::AsyncExecutor& idle_lane_of(Group& group) {
   const auto exports = group::inside(group).extension<LiveExports>();
   if (exports->lane) exports->lane->wait_idle();
   return lane_of(group, *exports);
 }
 
 /// The state of a group after an export on its lane has failed.
-void pass_on(group::Lane::Tasks& tasks, const Group& own) noexcept {
+void pass_on(group::AsyncExecutor::Tasks& tasks, const Group& own) noexcept {
   const std::optional<Error> cause = own.error();
-  if (cause && cause->kind() != ErrorKind::cancelled) group::Lane::pass_on_failure(tasks);
+  if (cause && cause->kind() != ErrorKind::cancelled) group::AsyncExecutor::pass_on_failure(tasks);
 }
 
 }  // namespace
 
 void refuse_export(Group& group, const Error& failure, ExportForm form) {
-  const group::Use use(group);
-  const trace::Span span(trace::Kind::export_model, "export_model", group::inside(group).operations().next());
+  const group::GroupLock use(group);
+  const trace::Span span(trace::SpanKind::export_model, "export_model", group::inside(group).operations().next());
   if (form == ExportForm::asynchronous) (void)idle_lane_of(group);
   agree(group::inside(group), failure, "export: opening the tensors");
 }
 
 ExportReport export_model(std::span<const TensorPart> parts, const std::string& out, const std::string& plan,
                           Group& group, const ExportOptions& options) {
-  const group::Use use(group);
-  trace::Span span(trace::Kind::export_model, "export_model", group::inside(group).operations().next());
+  const group::GroupLock use(group);
+  trace::Span span(trace::SpanKind::export_model, "export_model", group::inside(group).operations().next());
   ExportRun run(group, live_request(plan, options), out, options, open_parts(parts, options, plan));
   const FailOnStop on_stop = fail_on_stop(group, options.stop, &run.is_written());
   return run.run(span);
@@ -200,8 +200,8 @@ ExportReport export_model(std::span<const TensorPart> parts, const std::string& 
 
 ExportReport export_model(const PartSource& next, const std::string& out, const std::string& plan, Group& group,
                           const ExportOptions& options) {
-  const group::Use use(group);
-  trace::Span span(trace::Kind::export_model, "export_model", group::inside(group).operations().next());
+  const group::GroupLock use(group);
+  trace::Span span(trace::SpanKind::export_model, "export_model", group::inside(group).operations().next());
   // The parts of the current unit. They are dropped before the next call of `next`.
   std::optional<std::vector<TensorPart>> unit;
   ExportRun run(group, live_request({}, options), out, options, [&](Group& ranks) -> std::unique_ptr<ExportSource> {
@@ -221,9 +221,9 @@ ExportReport export_model(const PartSource& next, const std::string& out, const 
 
 Work<ExportReport> export_model_async(std::span<const TensorPart> parts, const std::string& out,
                                       const std::string& plan, Group& group, const ExportOptions& options) {
-  const group::Use use(group);
-  trace::Span span(trace::Kind::export_model, "export_model_async", group::inside(group).operations().next());
-  group::Lane& lane = idle_lane_of(group);
+  const group::GroupLock use(group);
+  trace::Span span(trace::SpanKind::export_model, "export_model_async", group::inside(group).operations().next());
+  group::AsyncExecutor& lane = idle_lane_of(group);
   LiveTensors* tensors = nullptr;
   const auto run = std::make_shared<ExportRun>(group, live_request(plan, options), out, options, [&](Group& ranks) {
     if (ranks.rank() == 0) check_live_options(options, plan);
@@ -231,14 +231,14 @@ Work<ExportReport> export_model_async(std::span<const TensorPart> parts, const s
     tensors = opened.get();
     return opened;
   });
-  const auto snapshot = std::make_shared<Snapshot>(group::inside(group).extension<group::KeptMemory>());
+  const auto snapshot = std::make_shared<LiveSnapshot>(group::inside(group).extension<group::KeptMemory>());
   {
     const FailOnStop on_stop = fail_on_stop(group, options.stop);
     run->prepare(span);
     snapshot->take(group, *tensors, run->contributed());
   }
   run->move_to(*lane.own());
-  const auto untaken = std::make_shared<Untaken>(out);
+  const auto untaken = std::make_shared<UntakenFailure>(out);
   auto task = detail::task_of<Group>(
       // Not const, so that moving the call moves the captures.
       [run = run, snapshot = snapshot, untaken = untaken, stop = options.stop](Group& own) {

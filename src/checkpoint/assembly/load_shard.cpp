@@ -47,15 +47,15 @@ namespace {
 /// The destination of the bytes of a merged tensor.
 struct ReadTarget {
   std::byte* begin = nullptr;
-  std::uint64_t item = 1;         ///< bytes of an element
-  std::vector<merge::Box> boxes;  ///< boxes from `begin` on to the merged tensor; empty: a contiguous copy
+  std::uint64_t item = 1;                ///< bytes of an element
+  std::vector<merge::StridedBox> boxes;  ///< boxes from `begin` on to the merged tensor; empty: a contiguous copy
 };
 
 constexpr std::uint64_t block_bytes = 4 << 20;
 constexpr std::uint32_t windows_each = 2;
 
 /// A rank's request for a part of one of the source's tensors.
-struct Use {
+struct PartRequest {
   int rank = 0;
   std::size_t number = 0;  // index in the rank's requests
   const merge::Rows* rows = nullptr;
@@ -63,7 +63,7 @@ struct Use {
   SourceRef ref;
 };
 
-struct Block {
+struct ReadBlock {
   std::size_t tensor = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -115,7 +115,7 @@ class SharedRead {
     auto& rows = rows_[&tensor];
     if (!rows) rows = std::make_unique<merge::Rows>(merge::rows_of(tensor.layout));
     std::vector<int> sources;
-    for (const merge::Piece& piece : tensor.layout.pieces) sources.push_back(piece.source);
+    for (const merge::UnitRange& piece : tensor.layout.pieces) sources.push_back(piece.source);
     std::ranges::sort(sources);
     sources.erase(std::unique(sources.begin(), sources.end()), sources.end());
     for (const int source : sources) {
@@ -126,18 +126,18 @@ class SharedRead {
 
   void add_block(std::size_t tensor, std::uint64_t begin, std::uint64_t end) {
     std::vector<int> users;
-    for (const Use& use : uses_[tensor])
+    for (const PartRequest& use : uses_[tensor])
       if ((users.empty() || users.back() != use.rank) && !rectangles(use, begin, end).empty())
         users.push_back(use.rank);
     if (users.empty()) return;
-    Block block{tensor, begin, end, static_cast<std::uint32_t>(users.size()), users[blocks_.size() % users.size()]};
+    ReadBlock block{tensor, begin, end, static_cast<std::uint32_t>(users.size()), users[blocks_.size() % users.size()]};
     if (is_shared(block)) block.turn = turns_[block.reader]++;
     if (is_shared(block) && block.reader == group_.rank()) own_.push_back(blocks_.size());
     blocks_.push_back(block);
   }
 
   /// Returns the rectangles of a use in this byte range of the source's tensor, relative to `begin`.
-  static std::vector<merge::Rectangle> rectangles(const Use& use, std::uint64_t begin, std::uint64_t end) {
+  static std::vector<merge::Rectangle> rectangles(const PartRequest& use, std::uint64_t begin, std::uint64_t end) {
     const std::uint64_t first = std::max(begin, use.ref.begin);
     const std::uint64_t last = use.ref.bytes == 0 ? end : std::min(end, use.ref.begin + use.ref.bytes);
     if (first >= last) return {};
@@ -146,15 +146,15 @@ class SharedRead {
     return parts;
   }
 
-  static bool is_shared(const Block& block) { return block.users > 1; }
+  static bool is_shared(const ReadBlock& block) { return block.users > 1; }
 
   /// Whether this process has finished with the window into which it would read a block; `at` is its current block.
-  [[nodiscard]] bool is_free(const Block& block, std::size_t at) const {
+  [[nodiscard]] bool is_free(const ReadBlock& block, std::size_t at) const {
     return !is_shared(block) || block.reader != group_.rank() || block.turn < windows_each ||
            own_[block.turn - windows_each] < at;
   }
 
-  void fill(const Block& block) {
+  void fill(const ReadBlock& block) {
     if (block.turn >= windows_each) {
       const std::uint32_t last = block.turn - windows_each;
       ring_->wait_full(last, blocks_[own_[last]].users, others_, group_, {.phase = "load: waiting for a window"});
@@ -164,11 +164,11 @@ class SharedRead {
     ring_->set_stage(block.turn + 1);
   }
 
-  void take(const Block& block) {
+  void take(const ReadBlock& block) {
     const bool is_own = block.reader == group_.rank();
     const std::byte* window = nullptr;
     const shm::WindowRing* ring = nullptr;
-    for (const Use& use : uses_[block.tensor]) {
+    for (const PartRequest& use : uses_[block.tensor]) {
       if (use.rank != group_.rank()) continue;
       for (const merge::Rectangle& part : rectangles(use, block.begin, block.end)) {
         if (is_shared(block) && ring == nullptr) {
@@ -185,7 +185,7 @@ class SharedRead {
   }
 
   /// Copies from the window, or from the source if there is none.
-  void copy(const Block& block, const merge::Rectangle& part, const ReadTarget& target, const std::byte* window) {
+  void copy(const ReadBlock& block, const merge::Rectangle& part, const ReadTarget& target, const std::byte* window) {
     if (window == nullptr && target.boxes.empty()) {
       merge::Rectangle whole = part;
       whole.to = 0;
@@ -209,8 +209,9 @@ class SharedRead {
   static void place(const ReadTarget& target, std::uint64_t at, std::span<const std::byte> bytes) {
     const std::uint64_t item = target.item;
     const auto begin = static_cast<std::int64_t>(at / item);
-    for (const merge::Box& box : target.boxes)
-      for (const merge::Box& part : merge::clipped(box, begin, static_cast<std::int64_t>((at + bytes.size()) / item))) {
+    for (const merge::StridedBox& box : target.boxes)
+      for (const merge::StridedBox& part :
+           merge::clipped(box, begin, static_cast<std::int64_t>((at + bytes.size()) / item))) {
         std::vector<StridedAxis> axes;
         for (const merge::BoxAxis& axis : part.axes)
           axes.push_back({static_cast<std::uint64_t>(axis.count), static_cast<std::uint64_t>(axis.to) * item,
@@ -226,8 +227,8 @@ class SharedRead {
   ProgressCounter& progress_;
   std::vector<int> others_;  // ranks of this host
   std::map<const MergedTensor*, std::unique_ptr<merge::Rows>> rows_;
-  std::vector<std::vector<Use>> uses_;  // by the source's tensor, with the uses of a rank together
-  std::vector<Block> blocks_;
+  std::vector<std::vector<PartRequest>> uses_;  // by the source's tensor, with the uses of a rank together
+  std::vector<ReadBlock> blocks_;
   std::map<int, std::uint32_t> turns_;  // by reader
   std::vector<std::size_t> own_;        // blocks that this process reads into its windows
   std::unique_ptr<shm::WindowRing> ring_;
@@ -245,16 +246,16 @@ struct Agreed {
 /// A part of the model, or of a tensor that views make of several, and its destination.
 struct Wanted {
   const MergedTensor* tensor = nullptr;
-  std::size_t number = 0;              // index in the rank's tensors
-  std::vector<merge::Box> boxes = {};  // as ReadTarget::boxes
+  std::size_t number = 0;                     // index in the rank's tensors
+  std::vector<merge::StridedBox> boxes = {};  // as ReadTarget::boxes
 };
 
 /// The part of one rank of a layout.
-class RankPart {
+class ShardLoad {
  public:
   /// `is_alone`: this rank loads without the others, and reads no more of the source's ranks than it needs.
-  RankPart(const std::string& path, const std::string& plan, const ParallelLayout& layout, int rank,
-           const LoadShardOptions& options, bool is_alone) {
+  ShardLoad(const std::string& path, const std::string& plan, const ParallelLayout& layout, int rank,
+            const LoadShardOptions& options, bool is_alone) {
     if (rank < 0 || rank >= layout.ranks())
       throw Error(ErrorKind::invalid_argument,
                   fmt::format("loading a shard: rank {} is out of range for the layout {} (valid: 0 to {})", rank,
@@ -345,7 +346,7 @@ class RankPart {
       }
       const ViewedTensor& view = job_->viewed->viewed()[tensors[i].sources.front().index];
       const std::size_t first = wanted.size();
-      for (const merge::Box& box : view.boxes) {
+      for (const merge::StridedBox& box : view.boxes) {
         const MergedTensor* const cut = &job_->cut->merged()[static_cast<std::size_t>(box.source)];
         const auto place = std::find_if(wanted.begin() + static_cast<std::ptrdiff_t>(first), wanted.end(),
                                         [&](const Wanted& other) { return other.tensor == cut; });
@@ -360,7 +361,7 @@ class RankPart {
     return wanted;
   }
 
-  static bool is_as_it_is(const ViewedTensor& view, const merge::Box& box) {
+  static bool is_as_it_is(const ViewedTensor& view, const merge::StridedBox& box) {
     const std::int64_t count = element_count(view.spec.shape);
     return view.boxes.size() == 1 &&
            (is_packed(view.spec.dtype) || box.axes.empty() || box.axes == std::vector<merge::BoxAxis>{{count, 1, 1}});
@@ -386,18 +387,18 @@ void check_agreed(const Group& group, std::span<const Agreed> all) {
 
 std::vector<NamedTensor> load_shard(const std::string& model_dir, const ParallelLayout& layout, int rank,
                                     const std::string& plan, const LoadShardOptions& options) {
-  const RankPart part(model_dir, plan, layout, rank, options, true);
+  const ShardLoad part(model_dir, plan, layout, rank, options, true);
   ProgressCounter progress(options.progress, part.bytes(), options.stop);
   return part.read_alone(progress);
 }
 
 std::vector<NamedTensor> load_shard(const std::string& model_dir, const ParallelLayout& layout, int rank,
                                     const std::string& plan, Group& group, const LoadShardOptions& options) {
-  const group::Use use(group);
+  const group::GroupLock use(group);
   group::BaseGroup& inside = group::inside(group);
-  trace::Span span(trace::Kind::phase, "load_shard");
+  trace::Span span(trace::SpanKind::phase, "load_shard");
   const FailOnStop on_stop = fail_on_stop(group, options.stop);
-  std::optional<RankPart> part;
+  std::optional<ShardLoad> part;
   agree_on(inside, "load: opening the model",
            [&] { part.emplace(model_dir, plan, layout, rank, options, group.size() == 1); });
   std::vector<Agreed> all(static_cast<std::size_t>(group.size()));

@@ -33,7 +33,7 @@ RecentPieces::Use RecentPieces::use(std::size_t tensor, std::uint64_t begin) con
     const auto oldest =
         std::find_if(pieces_.rbegin(), pieces_.rend(), [](const auto& piece) { return piece->users == 0; });
     if (pieces_.size() < count_ || oldest == pieces_.rend()) {
-      place = pieces_.insert(pieces_.end(), std::make_unique<Piece>());
+      place = pieces_.insert(pieces_.end(), std::make_unique<RecentPiece>());
       (*place)->bytes.resize(checked_piece_bytes);
     } else {
       place = std::prev(oldest.base());
@@ -43,9 +43,9 @@ RecentPieces::Use RecentPieces::use(std::size_t tensor, std::uint64_t begin) con
     (*place)->is_read = false;
   }
   std::rotate(pieces_.begin(), place, std::next(place));
-  Piece* const piece = pieces_.front().get();
+  RecentPiece* const piece = pieces_.front().get();
   ++piece->users;
-  return {piece, [this](Piece* used) {
+  return {piece, [this](RecentPiece* used) {
             const std::lock_guard done(mutex_);
             --used->users;
           }};

@@ -27,7 +27,7 @@ class RecentPieces : public TensorSource {
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
 
  private:
-  struct Piece {
+  struct RecentPiece {
     std::size_t tensor = 0;
     std::uint64_t begin = 0;
     std::size_t users = 0;
@@ -35,14 +35,14 @@ class RecentPieces : public TensorSource {
     bool is_read = false;
     std::vector<std::byte> bytes;
   };
-  using Use = std::unique_ptr<Piece, std::function<void(Piece*)>>;
+  using Use = std::unique_ptr<RecentPiece, std::function<void(RecentPiece*)>>;
   /// Returns a piece. Its memory is not reused while a Use of it exists.
   [[nodiscard]] Use use(std::size_t tensor, std::uint64_t begin) const;
 
   std::shared_ptr<const TensorSource> source_;
   std::size_t count_;
   mutable ForkMutex mutex_;
-  mutable std::vector<std::unique_ptr<Piece>> pieces_;  // most recently used first
+  mutable std::vector<std::unique_ptr<RecentPiece>> pieces_;  // most recently used first
 };
 
 }  // namespace muster

@@ -132,7 +132,7 @@ ModelSource open_model(Request request, const std::string& carry, bool side_by_s
 
 std::pair<std::size_t, std::uint64_t> ShardJob::place_in_model(std::size_t tensor) const {
   if (!viewed) return {tensor, 0};
-  const std::vector<merge::Box>& boxes = viewed->viewed()[tensor].boxes;
+  const std::vector<merge::StridedBox>& boxes = viewed->viewed()[tensor].boxes;
   if (boxes.empty()) return {};
   const MergedTensor& part = cut->merged()[static_cast<std::size_t>(boxes.front().source)];
   const std::vector<merge::Run> runs = merge::rows_of(part.layout).runs;
@@ -147,7 +147,7 @@ void ShardJob::turn_views(const ParallelLayout& layout) {
     for (const MergedTensor& tensor : shard.tensors) mine.push_back({tensor.name, tensor.layout.target});
     std::vector<MergedTensor> fused;
     for (ViewedTensor& view : unview_rank(plan, layout, mine)) {
-      for (merge::Box& box : view.boxes) box.source += static_cast<int>(parts.size());
+      for (merge::StridedBox& box : view.boxes) box.source += static_cast<int>(parts.size());
       fused.push_back({view.name,
                        merge::join(merge::First{}, std::span(&view.spec, 1)),
                        {{0, static_cast<std::uint32_t>(views.size())}}});
@@ -309,10 +309,11 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
 }
 
 int count_shards(const std::string& shards_dir, const std::string& job, const std::string& shards) {
-  const Contents contents = contents_of(shards_dir, {{}, shards});
-  if (contents.kind == Contents::Kind::workspace) return workspace::choose_states(shards_dir, {.job = job}).world_size;
-  if (contents.kind == Contents::Kind::foreign) return std::max(contents.foreign->ranks, 1);
-  return contents.kind == Contents::Kind::model ? 1 : count_shard_files(shards_dir);
+  const PathContents contents = contents_of(shards_dir, {{}, shards});
+  if (contents.kind == PathContents::Kind::workspace)
+    return workspace::choose_states(shards_dir, {.job = job}).world_size;
+  if (contents.kind == PathContents::Kind::foreign) return std::max(contents.foreign->ranks, 1);
+  return contents.kind == PathContents::Kind::model ? 1 : count_shard_files(shards_dir);
 }
 
 }  // namespace muster

@@ -48,7 +48,7 @@ constexpr std::uint64_t files_beside = 256;
 }  // namespace
 
 void FileTensors::add(const SafetensorsFile& file, const PieceChecksums& sums) {
-  File& added = files_.emplace_back(File{tensors_.size(), file});
+  OpenedFile& added = files_.emplace_back(OpenedFile{tensors_.size(), file});
   for (std::size_t i = 0; i < file.tensors().size(); ++i) added.checked.push_back(checked_tensor(file, i, sums));
   tensors_.insert(tensors_.end(), file.tensors().begin(), file.tensors().end());
 }
@@ -78,8 +78,8 @@ void FileTensors::add(std::shared_ptr<const TensorSource> source) {
   files_.push_back({first, std::move(source)});
 }
 
-std::pair<const FileTensors::File*, std::size_t> FileTensors::place_of(std::size_t tensor) const {
-  const File& file = *std::prev(std::ranges::upper_bound(files_, tensor, {}, &File::first));
+std::pair<const FileTensors::OpenedFile*, std::size_t> FileTensors::place_of(std::size_t tensor) const {
+  const OpenedFile& file = *std::prev(std::ranges::upper_bound(files_, tensor, {}, &OpenedFile::first));
   return {&file, tensor - file.first};
 }
 
@@ -103,8 +103,8 @@ TensorDetail FileTensors::detail(std::size_t tensor) const {
   return {state->path(), entry.stored_bytes, entry.compressed, entry.checksum};
 }
 
-Contents contents_of(const std::string& path, const thirdparty::Choice& choice) {
-  using Kind = Contents::Kind;
+PathContents contents_of(const std::string& path, const thirdparty::Choice& choice) {
+  using Kind = PathContents::Kind;
   if (workspace::is_workspace_directory(path)) return {Kind::workspace};
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) {
@@ -135,13 +135,13 @@ int count_shard_files(const std::string& directory) {
 ShardSet::ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice,
                    const thirdparty::Choice& foreign) {
   path_ = directory;
-  Contents contents = contents_of(directory, foreign);
+  PathContents contents = contents_of(directory, foreign);
   foreign_ = std::move(contents.foreign);
-  if (contents.kind == Contents::Kind::workspace) {
+  if (contents.kind == PathContents::Kind::workspace) {
     open_states(directory, process, processes, choice);
-  } else if (contents.kind == Contents::Kind::foreign) {
+  } else if (contents.kind == PathContents::Kind::foreign) {
     open_foreign(*foreign_, process, processes, foreign);
-  } else if (contents.kind == Contents::Kind::model) {
+  } else if (contents.kind == PathContents::Kind::model) {
     if (process == 0) open_model(directory);
     count_ = 1;
   } else if (std::error_code error; std::filesystem::is_regular_file(directory, error)) {
@@ -206,9 +206,9 @@ void ShardSet::check_stored() const {
   if (first) throw Error(ErrorKind::corrupt, *first, {.path = path_});
 }
 
-void ShardSet::open_foreign(const thirdparty::Found& found, int process, int processes,
+void ShardSet::open_foreign(const thirdparty::FoundCheckpoint& found, int process, int processes,
                             const thirdparty::Choice& choice) {
-  if (found.kind == thirdparty::Kind::torch) refuse_part(found.path);
+  if (found.kind == thirdparty::CheckpointKind::torch) refuse_part(found.path);
   count_ = std::max(found.ranks, 1);
   const bool is_whole = found.ranks == 0;
   if (is_whole) share_ = {process, processes};

@@ -55,20 +55,20 @@ class FileTensors : public TensorSource {
   void add_omissions(const Omissions& more);
 
  private:
-  struct File {
+  struct OpenedFile {
     std::size_t first = 0;  // index of its first tensor in the list
     std::variant<SafetensorsFile, StateFile, std::shared_ptr<const TensorSource>> file;
     std::vector<std::shared_ptr<const CheckedTensor>> checked = {};  // by tensor; null: it has no checksums
   };
-  [[nodiscard]] std::pair<const File*, std::size_t> place_of(std::size_t tensor) const;
+  [[nodiscard]] std::pair<const OpenedFile*, std::size_t> place_of(std::size_t tensor) const;
 
-  std::vector<File> files_;
+  std::vector<OpenedFile> files_;
   std::vector<TensorEntry> tensors_;
   Omissions omissions_;
 };
 
 /// The contents of a path, recognised by names, and by the first bytes of a third-party file.
-struct Contents {
+struct PathContents {
   enum class Kind : std::uint8_t {
     other,      ///< none of the others; also a single file of a rank
     workspace,  ///< takes precedence over the other kinds
@@ -77,7 +77,7 @@ struct Contents {
     model,   ///< a safetensors file, or a directory with such files or an index
   };
   Kind kind = Kind::other;
-  std::optional<thirdparty::Found> foreign = {};
+  std::optional<thirdparty::FoundCheckpoint> foreign = {};
 
   /// Whether the contents must be merged by a plan.
   [[nodiscard]] bool has_ranks() const noexcept {
@@ -85,7 +85,7 @@ struct Contents {
   }
 };
 /// Throws as thirdparty::find_checkpoint, and Error(io).
-Contents contents_of(const std::string& path, const thirdparty::Choice& choice = {});
+PathContents contents_of(const std::string& path, const thirdparty::Choice& choice = {});
 
 /// Returns the number of ranks of a directory of kind shards. Throws as count_shards.
 int count_shard_files(const std::string& directory);
@@ -121,7 +121,8 @@ class ShardSet : public FileTensors, public ExportSource {
   [[nodiscard]] bool is_lasting() const noexcept override { return true; }
 
  private:
-  void open_foreign(const thirdparty::Found& found, int process, int processes, const thirdparty::Choice& choice);
+  void open_foreign(const thirdparty::FoundCheckpoint& found, int process, int processes,
+                    const thirdparty::Choice& choice);
   void open_model(const std::string& directory);
   void open_files(const std::string& directory, int process, int processes);
   void open_states(const std::string& workspace, int process, int processes, const workspace::StateChoice& choice);
@@ -136,7 +137,7 @@ class ShardSet : public FileTensors, public ExportSource {
   std::string whole_;
   // if all processes have everything: this process's number, and the number of processes
   std::pair<int, int> share_ = {0, 1};
-  std::optional<thirdparty::Found> foreign_;
+  std::optional<thirdparty::FoundCheckpoint> foreign_;
   std::vector<std::shared_ptr<const thirdparty::PartedTensors>> parted_;  // the tensors of a third-party checkpoint
 };
 

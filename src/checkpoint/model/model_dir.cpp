@@ -59,7 +59,7 @@ ModelDir ModelDir::open(const std::string& path) {
   } else {
     ModelSurvey survey = survey_model(path, files_in(path));
     refuse_findings(survey.findings, path);
-    for (OpenedFile& opened : survey.files) contents->files.push_back(std::move(opened.file));
+    for (SurveyedFile& opened : survey.files) contents->files.push_back(std::move(opened.file));
     contents->omissions = std::move(survey.left_out);
     contents->notes = notes_of(survey.findings);
   }

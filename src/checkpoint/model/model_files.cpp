@@ -413,7 +413,7 @@ void copy_extra_files(const std::string& from, const std::string& to, std::span<
       fs::create_directories(fs::path(target).parent_path(), error);
       if (error) throw os::errno_error("making the parent directory", error.value(), target);
     }
-    os::OutputFile copy(target);
+    os::PublishedFile copy(target);
     copy.reserve(source.bytes());
     for (std::uint64_t at = 0; at < source.bytes(); at += copy_piece) {
       const std::span<std::byte> piece(buffer.get(), std::min<std::uint64_t>(copy_piece, source.bytes() - at));
@@ -427,7 +427,7 @@ void copy_extra_files(const std::string& from, const std::string& to, std::span<
 }
 
 void write_file(const std::string& path, std::string_view text) {
-  os::OutputFile file(path);
+  os::PublishedFile file(path);
   file.write_at(0, std::as_bytes(std::span(text)));
   file.commit();
 }

@@ -345,7 +345,7 @@ void check_config(ModelSurvey& survey) {
     const std::optional<Config> config = read_model_config(survey.directory);
     if (!config) return;
     std::vector<NamedSpec> tensors;
-    for (const OpenedFile& opened : survey.files)
+    for (const SurveyedFile& opened : survey.files)
       for (const TensorEntry& entry : opened.file.tensors())
         tensors.push_back({entry.name, {entry.dtype, entry.shape}});
     check_against_config(MergePlan::parse(any_plan, "any", &*config), tensors);

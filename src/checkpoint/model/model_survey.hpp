@@ -55,7 +55,7 @@ inline constexpr ModelNaming safetensors_naming{"model.safetensors", ".safetenso
 inline constexpr ModelNaming torch_naming{"pytorch_model.bin", ".bin", "torch"};
 
 /// A safetensors file that is open.
-struct OpenedFile {
+struct SurveyedFile {
   std::string name;  ///< relative to the directory
   SafetensorsFile file;
 };
@@ -69,7 +69,7 @@ struct ModelSurvey {
   WeightMap weights = {};                 ///< weight_map of the index
   std::optional<double> total_size = {};  ///< total_size of the index
   std::vector<std::string> names = {};    ///< names of the model's files, sorted
-  std::vector<OpenedFile> files = {};     ///< the model's files that could be opened
+  std::vector<SurveyedFile> files = {};   ///< the model's files that could be opened
   Omissions left_out = {};                ///< weights in the directory that belong to other models
   Findings findings = {};
 

@@ -84,23 +84,23 @@ void read_rows(const TensorSource& source, std::size_t tensor, std::uint64_t beg
 
 void for_each_piece(const TensorSource& source, bool in_order, ProgressCounter& progress,
                     const std::function<void(std::size_t, std::uint64_t, std::span<const std::byte>)>& write) {
-  struct Piece {
+  struct ReadPiece {
     std::size_t tensor = 0;
     std::uint64_t offset = 0;
     std::uint64_t bytes = 0;
   };
   const std::vector<TensorEntry>& tensors = source.tensors();
-  std::vector<Piece> pieces;
+  std::vector<ReadPiece> pieces;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::uint64_t most = in_order ? tensors[i].bytes : written_at_once;
     for (std::uint64_t at = 0; at < tensors[i].bytes; at += most)
       pieces.push_back({i, at, std::min(most, tensors[i].bytes - at)});
   }
   // The largest first, so that no thread is left alone with a large one at the end.
-  if (in_order) std::ranges::stable_sort(pieces, std::greater(), &Piece::bytes);
+  if (in_order) std::ranges::stable_sort(pieces, std::greater(), &ReadPiece::bytes);
   std::vector<std::vector<std::byte>> memory(copy_workers());
   parallel_for(pieces.size(), memory.size(), [&](std::size_t index, std::size_t worker) {
-    const Piece& piece = pieces[index];
+    const ReadPiece& piece = pieces[index];
     const std::optional<std::uint64_t> wanted = in_order ? source.detail(piece.tensor).checksum : std::nullopt;
     TensorChecksum sum;
     for (std::uint64_t at = piece.offset; at < piece.offset + piece.bytes; at += written_at_once) {
@@ -121,7 +121,7 @@ void write_state_file(const TensorSource& source, const std::string& path, const
                       const StateFileOptions& options, ProgressCounter& progress) {
   std::vector<StateFileWriter::Entry> entries;
   for (const TensorEntry& entry : source.tensors()) entries.push_back({entry.name, entry.dtype, entry.shape});
-  trace::Span span(trace::Kind::file, "write state file");
+  trace::Span span(trace::SpanKind::file, "write state file");
   StateFileWriter writer(path, config, std::move(entries), options);
   // Pieces that do not end at a chunk boundary must be written in order.
   const bool has_checksum = !source.tensors().empty() && source.detail(0).checksum.has_value();
@@ -185,7 +185,7 @@ void MergedTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std
   }
   // Max and sum: the same window of every source, in the order of ranks.
   std::vector<std::vector<std::byte>> windows;
-  for (const merge::Piece& piece : merged.layout.pieces) {
+  for (const merge::UnitRange& piece : merged.layout.pieces) {
     const SourceRef& ref = merged.sources[static_cast<std::size_t>(piece.source)];
     source_->read_piece(place_of(ref), ref.begin + offset, target.size(), windows.emplace_back());
   }

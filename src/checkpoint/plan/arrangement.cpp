@@ -83,7 +83,7 @@ class Offsets {
 };
 
 /// One name of the model and the ranks that have it, in their order.
-struct Found {
+struct SharedName {
   std::string name;
   std::vector<SourceRef> refs;
 };
@@ -164,7 +164,7 @@ class Arranging {
 
   void check_holes(const Numbering& numbering, std::string_view what, std::string_view whose) const {
     std::map<std::string, std::set<std::int64_t>> numbers;
-    for (const Found& found : found_)
+    for (const SharedName& found : found_)
       if (const auto number = numbering.find(found.name)) {
         // Layers differ in their tensors, so all names are counted together; the experts of one layer do not differ.
         numbers[what == "layer" ? std::string() : numbering.pattern.replace(found.name, 0)].insert(*number);
@@ -184,14 +184,14 @@ class Arranging {
 
   void find_rules() {
     std::vector<std::string> unmatched;
-    for (const Found& found : found_) {
+    for (const SharedName& found : found_) {
       rules_.push_back(plan_.find(found.name));
       if (rules_.back() == nullptr) unmatched.push_back(found.name);
     }
     if (!unmatched.empty()) refuse_tensors(no_rule_words(plan_, unmatched));
   }
 
-  ArrangedTensor merged(const Found& found, const MergeRule& rule) {
+  ArrangedTensor merged(const SharedName& found, const MergeRule& rule) {
     try {
       return join_sources(found, rule);
     } catch (const Error& error) {
@@ -199,7 +199,7 @@ class Arranging {
     }
   }
 
-  ArrangedTensor join_sources(const Found& found, const MergeRule& rule) {
+  ArrangedTensor join_sources(const SharedName& found, const MergeRule& rule) {
     ArrangedTensor tensor{MergePlan::renamed(rule, found.name), found.name, &rule, {}, {}, {}, {}};
     const Place first = layout_.coordinates(found.refs.front().rank);
     std::set<int> stages;
@@ -269,7 +269,7 @@ class Arranging {
 
   /// Every rank's part must equal the same part of the tensor to which it is tied, of a rank with the same
   /// tensor-parallel number.
-  void tie(const Found& found, const MergeRule& rule, Arrangement& result) const {
+  void tie(const SharedName& found, const MergeRule& rule, Arrangement& result) const {
     const std::string other = MergePlan::renamed(rule, found.name);
     const auto refuse = [&](std::string_view words) {
       refuse_tensors(fmt::format("tensor {} (rule {}): tied to {}, {}", in_quotes(found.name), rule.number,
@@ -308,7 +308,7 @@ class Arranging {
   }
 
   /// Returns the heads by which the tensor was cut if its parts are not consecutive slices; otherwise empty.
-  std::vector<std::int64_t> heads_of(const Found& found, const MergeRule& rule, const ResolvedMerge& resolved,
+  std::vector<std::int64_t> heads_of(const SharedName& found, const MergeRule& rule, const ResolvedMerge& resolved,
                                      std::span<const SourceRef> sources) {
     const auto parts = static_cast<int>(sources.size());
     const auto* concat = std::get_if<merge::Concat>(&resolved.merge);
@@ -337,7 +337,7 @@ class Arranging {
     return note_shared(found, resolved.heads, parts);
   }
 
-  std::vector<std::int64_t> note_shared(const Found& found, std::vector<std::int64_t> heads, int parts) {
+  std::vector<std::int64_t> note_shared(const SharedName& found, std::vector<std::int64_t> heads, int parts) {
     if (std::ranges::any_of(heads, [&](std::int64_t count) { return merge::share_heads(count, parts).ranks > 1; }))
       shared_heads_.push_back(found.name);
     return heads;
@@ -368,7 +368,7 @@ class Arranging {
     for (auto& [place, set] : sets) tensor.equal.push_back(std::move(set));
   }
 
-  void note_twice(const Found& found, std::string_view where, const std::set<int>& who, std::string_view advice) {
+  void note_twice(const SharedName& found, std::string_view where, const std::set<int>& who, std::string_view advice) {
     twice_.push_back(found.name);
     if (twice_where_.empty()) twice_where_ = fmt::format("{} {} have it", where, fmt::join(who, " and "));
     if (twice_advice_.empty()) twice_advice_ = advice;
@@ -382,7 +382,7 @@ class Arranging {
         {.rank = rank});
   }
 
-  [[nodiscard]] static SourceRef source_at(const Found& found, int rank) {
+  [[nodiscard]] static SourceRef source_at(const SharedName& found, int rank) {
     const auto ref = std::ranges::lower_bound(found.refs, rank, {}, &SourceRef::rank);
     if (ref == found.refs.end() || ref->rank != rank) lacks(rank);
     return *ref;
@@ -440,7 +440,7 @@ class Arranging {
   const MergePlan& plan_;
   ParallelLayout layout_;
   std::span<const RankTensors> ranks_;
-  std::vector<Found> found_;
+  std::vector<SharedName> found_;
   std::unordered_map<std::string, std::size_t> by_name_;  // indices in found_
   std::vector<std::string> shared_heads_;
   std::vector<const MergeRule*> rules_;

@@ -24,7 +24,7 @@ struct WholeParts {
 
 /// The parts that have the same elements.
 struct Replicas {
-  merge::Region box;
+  merge::OwnedBox box;
   std::vector<SourceRef> refs;
   SourceRef used;  // one of them
 };
@@ -74,7 +74,7 @@ class ArrangingBoxes {
   [[nodiscard]] TensorSpec whole_of(const SourceRef& ref) const {
     return {rank_of(ref).tensors[ref.index].spec.dtype, rank_of(ref).places[ref.index].whole};
   }
-  [[nodiscard]] merge::Region box_of(const SourceRef& ref) const {
+  [[nodiscard]] merge::OwnedBox box_of(const SourceRef& ref) const {
     return {rank_of(ref).places[ref.index].offset, rank_of(ref).tensors[ref.index].spec.shape};
   }
 
@@ -90,7 +90,7 @@ class ArrangingBoxes {
                         "on all ranks",
                         in_quotes(whole.name), to_string(first), whole.refs.front().rank, to_string(spec), ref.rank),
             {.rank = ref.rank});
-      merge::Region box = box_of(ref);
+      merge::OwnedBox box = box_of(ref);
       const auto [at, is_new] = by_box.try_emplace({box.begin, box.extents}, all.size());
       if (is_new) all.push_back({std::move(box), {}, {}});
       all[at->second].refs.push_back(ref);
@@ -142,7 +142,7 @@ class ArrangingBoxes {
 
   /// Adds the comparisons of elements that boxes of different sizes have in common.
   void compare(std::span<const merge::CommonBox> common, ArrangedTensor& tensor) const {
-    const auto rows_of = [&](int source, const merge::Region& box) {
+    const auto rows_of = [&](int source, const merge::OwnedBox& box) {
       const SourceRef& ref = tensor.sources[static_cast<std::size_t>(source)];
       return merge::rows_in_source(tensor.layout.target, box, box_of(ref));
     };

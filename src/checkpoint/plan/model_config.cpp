@@ -54,9 +54,9 @@ struct Size {
   std::int64_t value = 0;
 };
 
-class Checking {
+class ConfigCheck {
  public:
-  Checking(const MergePlan& plan, std::span<const NamedSpec> model) : config_(plan.model_config()), model_(model) {
+  ConfigCheck(const MergePlan& plan, std::span<const NamedSpec> model) : config_(plan.model_config()), model_(model) {
     const Numbering layers =
         plan.layers() ? *plan.layers() : Numbering{NumberPattern::parse(std::string(usual_layers))};
     for (const NamedSpec& tensor : model) {
@@ -243,7 +243,7 @@ std::optional<std::int64_t> head_size(const Config& config) {
 }
 
 void check_against_config(const MergePlan& plan, std::span<const NamedSpec> model) {
-  if (!plan.model_config().is_null()) Checking(plan, model)();
+  if (!plan.model_config().is_null()) ConfigCheck(plan, model)();
 }
 
 // Determines numbers that config.json omits. Config classes of transformers write a nested config without the values

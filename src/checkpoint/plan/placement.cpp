@@ -72,7 +72,7 @@ std::pair<int, int> stages_of(Stage stage, int stages) {
 }
 
 /// The cut of a whole tensor.
-struct Cutting {
+struct TensorCut {
   ResolvedMerge resolved;
   merge::Cut cut;
   int parts = 1;
@@ -93,10 +93,10 @@ class Cutter {
     for (const WholeTensor& whole : wholes) by_name_.emplace(whole.origin, &whole);
   }
 
-  [[nodiscard]] Cutting operator()(const WholeTensor& whole) const {
+  [[nodiscard]] TensorCut operator()(const WholeTensor& whole) const {
     try {
       const WholeTensor* weight = weight_of(whole);
-      Cutting cutting = cut(whole, weight);
+      TensorCut cutting = cut(whole, weight);
       if (cutting.parts > 1 && cutting.resolved.block != 0) fit_blocks(whole, cutting, *weight);
       return cutting;
     } catch (const Error& error) {
@@ -111,7 +111,7 @@ class Cutter {
     return nullptr;
   }
 
-  [[nodiscard]] Cutting cut(const WholeTensor& whole, const WholeTensor* weight) const {
+  [[nodiscard]] TensorCut cut(const WholeTensor& whole, const WholeTensor* weight) const {
     const MergeRule& rule = *whole.rule;
     if (is_left_out(rule))
       throw Error(ErrorKind::invalid_argument,
@@ -131,8 +131,8 @@ class Cutter {
   }
 
   /// A rank's elements of the scale must be those of its part of the weight, or all of them.
-  void fit_blocks(const WholeTensor& whole, Cutting& scale, const WholeTensor& weight) const {
-    const Cutting cutting = cut(weight, nullptr);
+  void fit_blocks(const WholeTensor& whole, TensorCut& scale, const WholeTensor& weight) const {
+    const TensorCut cutting = cut(weight, nullptr);
     const merge::Cut& weights = cutting.cut;
     const auto* concat = std::get_if<merge::Concat>(&cutting.resolved.merge);
     const std::size_t dim = dimension(std::get<ScaleAction>(whole.rule->action), whole);
@@ -141,9 +141,9 @@ class Cutter {
     const bool is_joined = std::holds_alternative<merge::Concat>(scale.resolved.merge);
     bool fits = is_joined || weights.part_units == weights.whole_units;
     for (std::size_t part = 0; fits && is_joined && part < weights.pieces.size(); ++part) {
-      const std::vector<merge::Piece>& of_weight = weights.pieces[part];
-      const std::vector<merge::Piece>& of_scale = scale.cut.pieces[part];
-      fits = std::ranges::equal(of_weight, of_scale, [&](const merge::Piece& w, const merge::Piece& s) {
+      const std::vector<merge::UnitRange>& of_weight = weights.pieces[part];
+      const std::vector<merge::UnitRange>& of_scale = scale.cut.pieces[part];
+      fits = std::ranges::equal(of_weight, of_scale, [&](const merge::UnitRange& w, const merge::UnitRange& s) {
         return w.begin == s.begin * block && s.count == (w.count + block - 1) / block;
       });
     }
@@ -154,7 +154,7 @@ class Cutter {
                   fmt::format("each of {} ranks would have {} of {} elements of the weight, which splits its blocks of "
                               "{}. Use fewer ranks, a number of ranks that divides the blocks, or a dequantised model",
                               scale.parts, weights.part_units, weights.whole_units, block));
-    for (const std::vector<merge::Piece>& pieces : weights.pieces)
+    for (const std::vector<merge::UnitRange>& pieces : weights.pieces)
       scale.blocked.push_back({dim, pieces.empty() ? weights.whole_units : pieces.front().begin, block});
     scale.resolved = {merge::same()};
     scale.cut = merge::cut(merge::same(), whole.spec, scale.parts);
@@ -168,7 +168,7 @@ class Cutter {
 /// Returns the dimension whose original size must be recorded for the inverse. This is the dimension of a padded
 /// tensor, or of a scale of which each rank has one element. Without the size, that element could be mistaken for one
 /// of the whole tensor.
-std::optional<std::size_t> dimension_to_remember(const WholeTensor& whole, const Cutting& cutting) {
+std::optional<std::size_t> dimension_to_remember(const WholeTensor& whole, const TensorCut& cutting) {
   if (cutting.cut.padded_dim) return cutting.cut.padded_dim;
   const auto* scale = std::get_if<ScaleAction>(&whole.rule->action);
   if (scale == nullptr || cutting.parts == 1 || !std::holds_alternative<merge::Concat>(cutting.resolved.merge))
@@ -195,7 +195,7 @@ class Notes {
  public:
   explicit Notes(const ParallelLayout& layout) : layout_(layout) {}
 
-  void see(const WholeTensor& whole, const Cutting& cutting) {
+  void see(const WholeTensor& whole, const TensorCut& cutting) {
     if (whole.rule->across == Axis::expert && layout_.expert == 1 && layout_.tensor > 1) {
       whole_experts_.push_back(whole.origin);
       expert_bytes_ += byte_size(whole.spec.dtype, whole.spec.shape);
@@ -279,7 +279,7 @@ Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<c
   placement.blocked.resize(static_cast<std::size_t>(layout.ranks()));
   for (std::size_t index = 0; index < wholes.size(); ++index) {
     const WholeTensor& whole = wholes[index];
-    Cutting cutting = cutter(whole);
+    TensorCut cutting = cutter(whole);
     notes.see(whole, cutting);
     const std::optional<std::size_t> remembered = dimension_to_remember(whole, cutting);
     const bool has_uneven_heads =

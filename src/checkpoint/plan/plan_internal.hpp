@@ -84,13 +84,13 @@ class NewName {
 
  private:
   /// Literal text, or the capture with that index (from 0 on).
-  struct Part {
+  struct TemplatePart {
     std::string text = {};
     std::size_t group = 0;
     bool is_group = false;
   };
   std::string text_;
-  std::vector<Part> parts_;
+  std::vector<TemplatePart> parts_;
   std::string pattern_;                    // without braces
   std::shared_ptr<const re2::RE2> regex_;  // matches the new names; has one group for each part that is a capture
   std::string_view not_invertible_;        // the reason why the renaming is not invertible; empty if it is

@@ -268,7 +268,7 @@ NewName::NewName(std::string_view text, const TensorPattern& pattern) : text_(te
 
   std::vector<std::size_t> uses(*groups);
   std::string regex;
-  for (const Part& part : parts_) {
+  for (const TemplatePart& part : parts_) {
     regex += part.is_group ? std::string(any) : re2::RE2::QuoteMeta(part.text);
     if (part.is_group) ++uses[part.group];
   }
@@ -288,7 +288,7 @@ NewName::NewName(std::string_view text, const TensorPattern& pattern) : text_(te
 
 std::string NewName::apply(const std::vector<std::string_view>& captures) const {
   std::string name;
-  for (const Part& part : parts_) name += part.is_group ? captures[part.group] : part.text;
+  for (const TemplatePart& part : parts_) name += part.is_group ? captures[part.group] : part.text;
   return name;
 }
 
@@ -301,7 +301,7 @@ std::string NewName::old_name(std::string_view new_name) const {
   const std::vector<std::string_view> found = groups_in(*regex_, new_name).value();
   std::vector<std::string_view> stars(found.size());
   std::size_t next = 0;
-  for (const Part& part : parts_)
+  for (const TemplatePart& part : parts_)
     if (part.is_group) stars[part.group] = found[next++];
   std::string name;
   next = 0;

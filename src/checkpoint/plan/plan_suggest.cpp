@@ -16,7 +16,7 @@ namespace muster {
 namespace {
 
 /// Tensors whose names differ only in numbers.
-struct Kind {
+struct SuggestionKind {
   std::string glob;
   const NamedSpec* example = nullptr;
   std::size_t count = 0;
@@ -38,8 +38,8 @@ std::string glob_of(std::string_view name) {
   return glob;
 }
 
-std::vector<Kind> kinds_of(std::span<const NamedSpec> model) {
-  std::vector<Kind> kinds;
+std::vector<SuggestionKind> kinds_of(std::span<const NamedSpec> model) {
+  std::vector<SuggestionKind> kinds;
   std::map<std::string, std::size_t> places;
   for (const NamedSpec& tensor : model) {
     std::string glob = glob_of(tensor.name);
@@ -72,7 +72,7 @@ class Guessing {
     vocabulary_ = model_number(*config, "vocab_size").value_or(0);
   }
 
-  [[nodiscard]] Guess operator()(const Kind& kind) const {
+  [[nodiscard]] Guess operator()(const SuggestionKind& kind) const {
     const Shape& shape = kind.example->spec.shape;
     const std::string& name = kind.example->name;
     const auto concat = [&](int dim, std::string doubt) {
@@ -118,9 +118,9 @@ class Guessing {
 };
 
 /// Returns the position of layer numbers: after the component that precedes most numbers.
-std::string layers_of(const std::vector<Kind>& kinds) {
+std::string layers_of(const std::vector<SuggestionKind>& kinds) {
   std::map<std::string, std::size_t> words;
-  for (const Kind& kind : kinds) {
+  for (const SuggestionKind& kind : kinds) {
     const std::size_t star = kind.glob.find(".*.");
     if (star == std::string::npos) continue;
     const std::size_t dot = kind.glob.rfind('.', star - 1);
@@ -139,7 +139,7 @@ bool knows(const MergePlan& plan, const std::string& name) {
 }  // namespace
 
 SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model_config, bool is_foreign) {
-  const std::vector<Kind> kinds = kinds_of(model);
+  const std::vector<SuggestionKind> kinds = kinds_of(model);
   std::optional<MergePlan> base;
   std::size_t most = kinds.size() / 2;
   // Among plans with equally many rules, the simplest is chosen.
@@ -150,7 +150,7 @@ SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model
     // A plan with views is for the names of other programs.
     if (!plan.views().empty() && !is_foreign) continue;
     const auto known = static_cast<std::size_t>(
-        std::ranges::count_if(kinds, [&](const Kind& kind) { return knows(plan, kind.example->name); }));
+        std::ranges::count_if(kinds, [&](const SuggestionKind& kind) { return knows(plan, kind.example->name); }));
     if (known <= most) continue;
     most = known;
     base = std::move(plan);
@@ -168,7 +168,7 @@ SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model
   }
   plan["rules"] = ConfigArray();
   const Guessing guess(model, model_config);
-  for (const Kind& kind : kinds) {
+  for (const SuggestionKind& kind : kinds) {
     if (base && knows(*base, kind.example->name)) continue;
     Guess guessed = guess(kind);
     if (!guessed.doubt.empty()) {

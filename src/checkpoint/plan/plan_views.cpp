@@ -47,15 +47,15 @@ class Viewing {
         rank_(rank),
         where_(fmt::format("plan {}: view {}", in_quotes(plan.name()), rule.number)) {}
 
-  struct Part {
+  struct ViewedPart {
     std::string name;
     merge::View view;
   };
 
   /// Returns the parts that a tensor of this shape becomes.
-  [[nodiscard]] std::vector<Part> parts(std::string_view name, const Shape& shape) const {
+  [[nodiscard]] std::vector<ViewedPart> parts(std::string_view name, const Shape& shape) const {
     const std::vector<std::string> names = names_of(name);
-    std::vector<Part> all;
+    std::vector<ViewedPart> all;
     const auto stacked = static_cast<std::size_t>(rule_.unstack);
     if (shape.size() < stacked) refuse_view("it has no dimension to unstack");
     const std::int64_t items = element_count(Shape(shape.begin(), shape.begin() + rule_.unstack));
@@ -90,7 +90,7 @@ class Viewing {
 
  private:
   void take_apart(const merge::View& view, const std::vector<std::string>& names, int dimensions,
-                  std::vector<Part>& all) const {
+                  std::vector<ViewedPart>& all) const {
     if (dimensions == 0) return add(view, names, all);
     for (std::int64_t item = 0; item < view.shape().front(); ++item) {
       std::vector<std::string> numbered;
@@ -100,7 +100,7 @@ class Viewing {
     }
   }
 
-  void add(merge::View view, const std::vector<std::string>& names, std::vector<Part>& all) const {
+  void add(merge::View view, const std::vector<std::string>& names, std::vector<ViewedPart>& all) const {
     const bool is_one = element_count(view.shape()) == 1;
     if (rule_.transpose) view = view.transposed();
     for (std::size_t part = 0; part < names.size(); ++part) {
@@ -244,7 +244,7 @@ ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTe
       continue;
     }
     try {
-      std::vector<Viewing::Part> parts;
+      std::vector<Viewing::ViewedPart> parts;
       const bool moves =
           rule != nullptr && (rule->unstack != 0 || rule->transpose || rule->split || rule->permute_rope);
       if (moves && is_packed(tensor.spec.dtype))
@@ -255,7 +255,7 @@ ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTe
         parts = {{rule == nullptr ? std::string(name)
                                   : Viewing(plan, *rule, layout.tensor, tensor_rank).names_of(name).front(),
                   merge::View(tensor.spec.shape)}};
-      for (Viewing::Part& part : parts) {
+      for (Viewing::ViewedPart& part : parts) {
         ViewedTensor view{std::move(part.name), {tensor.spec.dtype, part.view.shape()}, tensor.spec.dtype, false, {}};
         view.boxes = {part.view.box()};
         view.boxes.front().source = static_cast<int>(index);
@@ -308,13 +308,13 @@ class Turning {
       }
   }
 
-  struct Origin {
+  struct ViewOrigin {
     std::string name;
     const ViewRule* rule = nullptr;
     std::int64_t item = 0;
     std::size_t part = 0;
   };
-  [[nodiscard]] Origin operator()(const std::string& name) const {
+  [[nodiscard]] ViewOrigin operator()(const std::string& name) const {
     const ViewRule* stack_of_stacks = nullptr;
     for (const ViewRule& rule : plan_.views()) {
       for (std::size_t part = 0; part < rule.to.size(); ++part) {
@@ -395,13 +395,13 @@ ViewedTensor fused_tensor(const MergePlan& plan, const ParallelLayout& layout, c
     refuse_view("each part has a scale of one element, and the whole tensor would need a common one");
   const Viewing viewing(plan, rule, layout.tensor, std::nullopt);
   const Shape whole = viewing.whole_shape(shapes, static_cast<std::int64_t>(fused.items.size()));
-  const std::vector<Viewing::Part> parts = viewing.parts(name, whole);
+  const std::vector<Viewing::ViewedPart> parts = viewing.parts(name, whole);
   ViewedTensor tensor{plan.at() + name, {dtype, whole}, dtype, false, {}};
   for (std::size_t i = 0; i < places.size(); ++i) {
     if (parts[i].view.shape() != shapes[i])
       refuse_view(fmt::format("its part {} is {}, expected {}", in_quotes(tensors[places[i]].name),
                               to_string(shapes[i]), to_string(parts[i].view.shape())));
-    merge::Box box = merge::reversed(parts[i].view.box());
+    merge::StridedBox box = merge::reversed(parts[i].view.box());
     box.source = static_cast<int>(places[i]);
     tensor.boxes.push_back(std::move(box));
   }
@@ -416,7 +416,7 @@ std::vector<ViewedTensor> unview_rank(const MergePlan& plan, const ParallelLayou
   std::vector<std::string> order;
   std::map<std::string, Fused> wholes;
   for (std::size_t place = 0; place < tensors.size(); ++place) {
-    const Turning::Origin origin = turn(tensors[place].name);
+    const Turning::ViewOrigin origin = turn(tensors[place].name);
     const auto [whole, is_new] = wholes.try_emplace(origin.name);
     if (is_new) order.push_back(origin.name);
     whole->second.rule = origin.rule;
@@ -452,7 +452,7 @@ std::vector<std::vector<ViewedTensor>> views_by_process(std::span<const std::vec
   for (std::size_t rank = 0; rank < views.size(); ++rank)
     for (const ViewedTensor& view : views[rank]) {
       ViewedTensor& added = all[static_cast<std::size_t>(firsts[rank].process)].emplace_back(view);
-      for (merge::Box& box : added.boxes) box.source += static_cast<int>(firsts[rank].first);
+      for (merge::StridedBox& box : added.boxes) box.source += static_cast<int>(firsts[rank].first);
     }
   return all;
 }

@@ -44,8 +44,8 @@ void ViewedTensors::read(std::size_t place, std::uint64_t offset, std::span<std:
     memory.resize(count * stored);
     elements = memory;
   }
-  for (const merge::Box& box : tensor.boxes)
-    for (const merge::Box& part : merge::clipped(box, begin, begin + static_cast<std::int64_t>(count)))
+  for (const merge::StridedBox& box : tensor.boxes)
+    for (const merge::StridedBox& part : merge::clipped(box, begin, begin + static_cast<std::int64_t>(count)))
       copy(tensor, part, begin, elements);
   if (!is_cast) return;
   const auto infinite = merge::cast(tensor.stored, memory, tensor.spec.dtype, target);
@@ -57,7 +57,7 @@ void ViewedTensors::read(std::size_t place, std::uint64_t offset, std::span<std:
                             static_cast<std::uint64_t>(begin) + *infinite));
 }
 
-void ViewedTensors::copy(const ViewedTensor& tensor, const merge::Box& box, std::int64_t begin,
+void ViewedTensors::copy(const ViewedTensor& tensor, const merge::StridedBox& box, std::int64_t begin,
                          std::span<std::byte> target) const {
   const std::uint64_t size = itemsize(tensor.stored);
   const auto source = static_cast<std::size_t>(box.source);
@@ -76,7 +76,7 @@ void ViewedTensors::copy(const ViewedTensor& tensor, const merge::Box& box, std:
 TensorDetail ViewedTensors::detail(std::size_t tensor) const {
   TensorDetail detail;
   std::set<std::string_view> files;
-  for (const merge::Box& box : tensors_[tensor].boxes)
+  for (const merge::StridedBox& box : tensors_[tensor].boxes)
     files.insert(source_.detail(static_cast<std::size_t>(box.source)).file);
   if (files.size() == 1) detail.file = *files.begin();
   detail.stored_bytes = entries_[tensor].bytes;

@@ -23,7 +23,7 @@ struct ViewedTensor {
   TensorSpec spec;
   DType stored = DType::u8;
   bool may_overflow = false;  ///< values too large for the dtype become infinity instead of an error
-  std::vector<merge::Box> boxes;
+  std::vector<merge::StridedBox> boxes;
 };
 
 /// Memory is that of the pieces that are read, and 1 MiB for scattered elements.
@@ -41,7 +41,8 @@ class ViewedTensors : public TensorSource {
   [[nodiscard]] const Omissions& omissions() const noexcept override { return source_.omissions(); }
 
  private:
-  void copy(const ViewedTensor& tensor, const merge::Box& box, std::int64_t begin, std::span<std::byte> target) const;
+  void copy(const ViewedTensor& tensor, const merge::StridedBox& box, std::int64_t begin,
+            std::span<std::byte> target) const;
 
   std::shared_ptr<const TensorSource> owner_;  // set if this object owns the source
   const TensorSource& source_;

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string_view words_of_kind(Kind kind) noexcept {
+std::string_view words_of_kind(CheckpointKind kind) noexcept {
   constexpr std::array<std::string_view, 7> words = {"a file of torch.save",
                                                      "a model in files of torch.save",
                                                      "a checkpoint of torch.distributed.checkpoint",
@@ -32,8 +32,8 @@ std::string_view words_of_kind(Kind kind) noexcept {
   return words[static_cast<std::size_t>(kind)];
 }
 
-std::optional<Found> find_torch_model(const std::string& directory, const std::vector<std::string>& names) {
-  Found found{.kind = Kind::torch_model, .path = directory};
+std::optional<FoundCheckpoint> find_torch_model(const std::string& directory, const std::vector<std::string>& names) {
+  FoundCheckpoint found{.kind = CheckpointKind::torch_model, .path = directory};
   for (const std::string& name : names)
     if (name.starts_with("pytorch_model") && (name.ends_with(".bin") || name.ends_with(".bin.index.json")))
       found.files.push_back(name);
@@ -72,24 +72,24 @@ std::optional<std::string> newest_iteration(const std::string& directory, const 
 
 }  // namespace
 
-std::string_view kind_name(Kind kind) noexcept {
+std::string_view kind_name(CheckpointKind kind) noexcept {
   constexpr std::array<std::string_view, 7> names = {"torch", "torch", "dcp", "dcp", "fsdp", "ranks", "deepspeed"};
   return names[static_cast<std::size_t>(kind)];
 }
 
-std::optional<Found> find_in_directory(const std::string& directory, const DirectoryNames& listed,
-                                       const Choice& choice) {
+std::optional<FoundCheckpoint> find_in_directory(const std::string& directory, const DirectoryNames& listed,
+                                                 const Choice& choice) {
   const auto& [names, folders] = listed;
   if (const std::optional<std::string> newest = newest_iteration(directory, names))
     return find_in_directory(*newest, names_in(*newest), choice);
-  std::vector<Found> found;
-  const auto add = [&](Kind kind, std::vector<std::string> files) {
+  std::vector<FoundCheckpoint> found;
+  const auto add = [&](CheckpointKind kind, std::vector<std::string> files) {
     if (!files.empty()) found.push_back({.kind = kind, .path = directory, .files = std::move(files)});
   };
-  add(Kind::dcp, dcp_metadata_files(names));
-  add(Kind::dcp_shards, dcp_shard_files(names));
-  add(Kind::fsdp, fsdp_files(directory, names));
-  std::optional<Found> ranks = find_rank_files(directory, names, choice.file_pattern);
+  add(CheckpointKind::dcp, dcp_metadata_files(names));
+  add(CheckpointKind::dcp_shards, dcp_shard_files(names));
+  add(CheckpointKind::fsdp, fsdp_files(directory, names));
+  std::optional<FoundCheckpoint> ranks = find_rank_files(directory, names, choice.file_pattern);
   if (ranks && !choice.file_pattern.empty()) return ranks;
   if (ranks) found.push_back(*ranks);
   if (const auto megatron = find_megatron_ranks(directory, folders)) found.push_back(*megatron);
@@ -105,8 +105,9 @@ std::optional<Found> find_in_directory(const std::string& directory, const Direc
     const auto has_name = [&](const std::vector<std::string>& files) {
       return std::ranges::find(files, name) != files.end();
     };
-    return std::ranges::none_of(
-        found, [&](const Found& one) { return has_name(one.files) || std::ranges::any_of(one.by_rank, has_name); });
+    return std::ranges::none_of(found, [&](const FoundCheckpoint& one) {
+      return has_name(one.files) || std::ranges::any_of(one.by_rank, has_name);
+    });
   };
   const bool has_model = std::ranges::any_of(names, is_of_model);
   if (found.empty() && has_model) return std::nullopt;
@@ -117,7 +118,7 @@ std::optional<Found> find_in_directory(const std::string& directory, const Direc
     return std::nullopt;
   }
   if (has_model || found.size() > 1) {
-    const auto below = std::ranges::find_if(found, [&](const Found& one) { return one.path != directory; });
+    const auto below = std::ranges::find_if(found, [&](const FoundCheckpoint& one) { return one.path != directory; });
     throw file_error(ErrorKind::invalid_argument, "reading", directory,
                      fmt::format("the directory has two checkpoints: {} and {}. {}", words_of_kind(found[0].kind),
                                  has_model ? "a model in safetensors files" : words_of_kind(found[1].kind),
@@ -128,30 +129,30 @@ std::optional<Found> find_in_directory(const std::string& directory, const Direc
   return found[0];
 }
 
-std::optional<Found> find_checkpoint(const std::string& path, const Choice& choice) {
+std::optional<FoundCheckpoint> find_checkpoint(const std::string& path, const Choice& choice) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (fs::is_directory(status)) return find_in_directory(path, names_in(path), choice);
   if (!fs::is_regular_file(status) || !is_torch_file(path)) return std::nullopt;
-  return Found{.kind = Kind::torch, .path = path};
+  return FoundCheckpoint{.kind = CheckpointKind::torch, .path = path};
 }
 
-std::shared_ptr<const PartedTensors> open_checkpoint(const Found& found, int rank, const Choice& choice,
+std::shared_ptr<const PartedTensors> open_checkpoint(const FoundCheckpoint& found, int rank, const Choice& choice,
                                                      std::vector<std::string>& notes) {
   switch (found.kind) {
-    case Kind::torch:
+    case CheckpointKind::torch:
       return open_torch(found, choice);
-    case Kind::torch_model:
+    case CheckpointKind::torch_model:
       return open_torch_model(found, choice, notes);
-    case Kind::dcp:
+    case CheckpointKind::dcp:
       return open_dcp(found, choice, notes);
-    case Kind::dcp_shards:
+    case CheckpointKind::dcp_shards:
       return open_dcp_shards(found);
-    case Kind::fsdp:
+    case CheckpointKind::fsdp:
       return open_fsdp(found, choice);
-    case Kind::ranks:
+    case CheckpointKind::ranks:
       return open_rank_files(found, rank, choice);
-    case Kind::deepspeed:
+    case CheckpointKind::deepspeed:
       return open_deepspeed(found, notes);
   }
   return {};

@@ -17,7 +17,7 @@
 
 namespace muster::thirdparty {
 
-enum class Kind : std::uint8_t {
+enum class CheckpointKind : std::uint8_t {
   torch,        ///< one file of torch.save
   torch_model,  ///< a directory with pytorch_model*.bin
   dcp,          ///< torch.distributed.checkpoint, Megatron's torch_dist
@@ -27,7 +27,7 @@ enum class Kind : std::uint8_t {
   deepspeed,    ///< optimizer states of ZeRO
 };
 /// Returns "torch", "dcp" ..., the names in the output of --json.
-std::string_view kind_name(Kind kind) noexcept;
+std::string_view kind_name(CheckpointKind kind) noexcept;
 
 /// Selects a part of a checkpoint if the files alone are ambiguous.
 struct Choice {
@@ -38,8 +38,8 @@ struct Choice {
 };
 
 /// A checkpoint that has been recognised, but not opened.
-struct Found {
-  Kind kind = Kind::torch;
+struct FoundCheckpoint {
+  CheckpointKind kind = CheckpointKind::torch;
   std::string path = {};                               ///< the file, or the directory of the files
   std::vector<std::string> files = {};                 ///< names in the directory
   std::vector<std::vector<std::string>> by_rank = {};  ///< names in the directory, by rank, if a plan merges the ranks
@@ -49,14 +49,14 @@ struct Found {
 };
 /// Returns nullopt if the path has no such checkpoint. Throws Error(invalid_argument) if a directory has two kinds, and
 /// Error(not_found) if a part of one is missing.
-std::optional<Found> find_checkpoint(const std::string& path, const Choice& choice = {});
+std::optional<FoundCheckpoint> find_checkpoint(const std::string& path, const Choice& choice = {});
 /// Searches as find_checkpoint, in a directory that has already been listed.
-std::optional<Found> find_in_directory(const std::string& directory, const DirectoryNames& listed,
-                                       const Choice& choice);
+std::optional<FoundCheckpoint> find_in_directory(const std::string& directory, const DirectoryNames& listed,
+                                                 const Choice& choice);
 
 /// Opens all tensors of a self-describing checkpoint, or those of one rank. `notes` gets facts for the user. Throws
 /// Error(corrupt | unsupported | not_found | io), with the file.
-std::shared_ptr<const PartedTensors> open_checkpoint(const Found& found, int rank, const Choice& choice,
+std::shared_ptr<const PartedTensors> open_checkpoint(const FoundCheckpoint& found, int rank, const Choice& choice,
                                                      std::vector<std::string>& notes);
 
 }  // namespace muster::thirdparty

@@ -149,7 +149,7 @@ std::vector<std::string> dcp_metadata_files(const std::vector<std::string>& name
   return files;
 }
 
-std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& choice,
+std::shared_ptr<const PartedTensors> open_dcp(const FoundCheckpoint& found, const Choice& choice,
                                               std::vector<std::string>& notes) {
   check_backend(found.path);
   DcpMetadata metadata;
@@ -213,7 +213,7 @@ std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& 
   });
 }
 
-std::shared_ptr<const PartedTensors> open_dcp_shards(const Found& found) {
+std::shared_ptr<const PartedTensors> open_dcp_shards(const FoundCheckpoint& found) {
   auto tensors = std::make_shared<PartedTensors>();
   os::allow_open_files(found.files.size() + 256);
   DcpPieces pieces;

@@ -20,10 +20,10 @@ namespace muster::thirdparty {
 std::vector<std::string> dcp_metadata_files(const std::vector<std::string>& names);
 /// `found.files` are the metadata files. Throws Error(unsupported) if stored data is transformed, and as
 /// open_checkpoint.
-std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& choice,
+std::shared_ptr<const PartedTensors> open_dcp(const FoundCheckpoint& found, const Choice& choice,
                                               std::vector<std::string>& notes);
 /// Opens shard-*.safetensors files of HuggingFaceStorageWriter, which have no .metadata. Throws as open_checkpoint.
-std::shared_ptr<const PartedTensors> open_dcp_shards(const Found& found);
+std::shared_ptr<const PartedTensors> open_dcp_shards(const FoundCheckpoint& found);
 
 // The .metadata of torch.distributed.checkpoint, read as nodes of a pickle.
 

@@ -76,7 +76,7 @@ std::optional<std::uint64_t> number_after(std::string_view name, std::string_vie
 
 class ZeroCheckpoint {
  public:
-  ZeroCheckpoint(const Found& found, std::vector<std::string>& notes) : found_(found), notes_(notes) {}
+  ZeroCheckpoint(const FoundCheckpoint& found, std::vector<std::string>& notes) : found_(found), notes_(notes) {}
 
   std::shared_ptr<const PartedTensors> open() {
     os::allow_open_files(2 * found_.files.size() + 256);
@@ -327,7 +327,7 @@ class ZeroCheckpoint {
     }
   }
 
-  const Found& found_;
+  const FoundCheckpoint& found_;
   std::vector<std::string>& notes_;
   std::shared_ptr<PartedTensors> tensors_ = std::make_shared<PartedTensors>();
   std::uint64_t stage_ = 0;
@@ -361,8 +361,8 @@ void check_deepspeed_tag(const std::string& directory, const std::vector<std::st
                    fmt::format("the recorded directory {} does not exist", in_quotes(join_path(directory, *tag))));
 }
 
-std::optional<Found> find_deepspeed(const std::string& directory, const std::vector<std::string>& names) {
-  Found found{.kind = Kind::deepspeed, .path = directory};
+std::optional<FoundCheckpoint> find_deepspeed(const std::string& directory, const std::vector<std::string>& names) {
+  FoundCheckpoint found{.kind = CheckpointKind::deepspeed, .path = directory};
   std::vector<std::string> files = names;
   if (const std::optional<std::string> tag = tag_of(directory, names)) {
     std::error_code error;
@@ -394,7 +394,7 @@ std::optional<Found> find_deepspeed(const std::string& directory, const std::vec
   return found;
 }
 
-std::shared_ptr<const PartedTensors> open_deepspeed(const Found& found, std::vector<std::string>& notes) {
+std::shared_ptr<const PartedTensors> open_deepspeed(const FoundCheckpoint& found, std::vector<std::string>& notes) {
   return ZeroCheckpoint(found, notes).open();
 }
 

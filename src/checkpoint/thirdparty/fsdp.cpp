@@ -26,7 +26,7 @@
 namespace muster::thirdparty {
 namespace {
 
-struct RankPart {
+struct RankBox {
   Shape begin;
   Shape extents;
   BoxPlace place;
@@ -34,7 +34,7 @@ struct RankPart {
 struct PartedTensor {
   DType dtype = DType::u8;
   Shape shape;
-  std::vector<RankPart> parts;
+  std::vector<RankBox> parts;
 };
 
 /// The parts in one file, by the names of tensors.
@@ -91,12 +91,12 @@ class RankFile {
     if (meta.empty()) refuse_foreign("the size of the whole tensor is missing");
     const Shape shape = shape_of(pickle_, meta[0]);
     begin_tensor(whole, local.dtype, shape);
-    const std::vector<Axis> axes = mesh_axes(spec, shape.size());
+    const std::vector<MeshAxis> axes = mesh_axes(spec, shape.size());
     // If several ranks have the same part, the first rank's is used.
-    if (std::ranges::any_of(axes, [](const Axis& axis) { return !axis.dim && axis.place != 0; })) return;
+    if (std::ranges::any_of(axes, [](const MeshAxis& axis) { return !axis.dim && axis.place != 0; })) return;
     Shape begin(shape.size(), 0);
     Shape extents = shape;
-    for (const Axis& axis : axes) {
+    for (const MeshAxis& axis : axes) {
       if (!axis.dim) continue;
       std::int64_t& size = extents[*axis.dim];
       const std::int64_t step = (size + axis.count - 1) / axis.count;
@@ -111,7 +111,7 @@ class RankFile {
   }
 
   /// The ranks along one dimension of the mesh either cut a dimension of the tensor, or have the same elements.
-  struct Axis {
+  struct MeshAxis {
     std::optional<std::size_t> dim;
     std::int64_t count = 1;
     std::int64_t place = 0;  // position of this rank
@@ -119,16 +119,16 @@ class RankFile {
   };
 
   /// Returns the axes in the order in which they cut.
-  [[nodiscard]] std::vector<Axis> mesh_axes(Pickle::Ref spec, std::size_t dims) const {
+  [[nodiscard]] std::vector<MeshAxis> mesh_axes(Pickle::Ref spec, std::size_t dims) const {
     const std::span<const Pickle::Ref> placements = pickle_.items(pickle_.member(spec, "placements"));
     const std::vector<std::int64_t> sizes = mesh_sizes(spec, placements.size());
-    std::vector<Axis> axes;
-    std::vector<Axis> strided;
+    std::vector<MeshAxis> axes;
+    std::vector<MeshAxis> strided;
     std::int64_t rest = rank_;
     std::int64_t below = ranks_;
     for (std::size_t i = 0; i < placements.size(); ++i) {
       below /= sizes[i];
-      Axis axis{{}, sizes[i], rest / below};
+      MeshAxis axis{{}, sizes[i], rest / below};
       rest %= below;
       const std::string_view placement = pickle_.name(placements[i]);
       const bool is_strided = placement.ends_with("placement_types._StridedShard");
@@ -143,17 +143,17 @@ class RankFile {
       }
       if (is_strided) axis.split_factor = pickle_.integer(pickle_.member(placements[i], "split_factor"));
       // A strided axis cuts the results of the axes after it: FSDP2 over tensor parallelism.
-      for (Axis& earlier : strided)
+      for (MeshAxis& earlier : strided)
         if (earlier.dim == axis.dim && earlier.split_factor)
           earlier.split_factor = *earlier.split_factor % axis.count == 0 ? *earlier.split_factor / axis.count : 0;
-      if (is_strided && std::ranges::any_of(axes, [&](const Axis& earlier) { return earlier.dim == axis.dim; }))
+      if (is_strided && std::ranges::any_of(axes, [&](const MeshAxis& earlier) { return earlier.dim == axis.dim; }))
         refuse_foreign(
             "it is split along one dimension by Shard and then by _StridedShard, which Muster cannot read. Save the "
             "model with torch.distributed.checkpoint",
             ErrorKind::unsupported);
       (is_strided ? strided : axes).push_back(axis);
     }
-    for (const Axis& axis : strided)
+    for (const MeshAxis& axis : strided)
       if (axis.split_factor != 1)
         refuse_foreign(
             "the split_factor of its _StridedShard contradicts the mesh, which Muster cannot read. Save the model with "
@@ -262,7 +262,7 @@ std::vector<std::string> fsdp_files(const std::string& directory, const std::vec
   return out;
 }
 
-std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice& choice) {
+std::shared_ptr<const PartedTensors> open_fsdp(const FoundCheckpoint& found, const Choice& choice) {
   auto tensors = std::make_shared<PartedTensors>();
   os::allow_open_files(found.files.size() + 256);
   std::map<std::string, PartedTensor> wholes;
@@ -300,7 +300,7 @@ std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice&
     for (const std::string& name : order) {
       const PartedTensor& whole = wholes.at(name);
       tensors->add_tensor(name, whole.dtype, whole.shape);
-      for (const RankPart& part : whole.parts) tensors->add_box(part.begin, part.extents, part.place);
+      for (const RankBox& part : whole.parts) tensors->add_box(part.begin, part.extents, part.place);
     }
     tensors->finish();
   });

@@ -15,6 +15,6 @@ namespace muster::thirdparty {
 /// missing, and Error(invalid_argument) if there are files of several jobs.
 std::vector<std::string> fsdp_files(const std::string& directory, const std::vector<std::string>& names);
 /// Joins the parts of all ranks. The files record the position of each part.
-std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice& choice);
+std::shared_ptr<const PartedTensors> open_fsdp(const FoundCheckpoint& found, const Choice& choice);
 
 }  // namespace muster::thirdparty

@@ -73,8 +73,8 @@ std::vector<std::vector<std::string>> ranks_in_order(const std::string& director
   return ranks;
 }
 
-std::optional<Found> find_by_pattern(const std::string& directory, const std::vector<std::string>& names,
-                                     std::string_view pattern) {
+std::optional<FoundCheckpoint> find_by_pattern(const std::string& directory, const std::vector<std::string>& names,
+                                               std::string_view pattern) {
   std::map<std::pair<int, int>, std::string> files;
   for (const std::string& name : names) {
     const auto numbers = match(pattern, name);
@@ -86,7 +86,7 @@ std::optional<Found> find_by_pattern(const std::string& directory, const std::ve
                                    in_quotes(name), numbers->first));
   }
   if (files.empty()) return std::nullopt;
-  Found found{.kind = Kind::ranks, .path = directory};
+  FoundCheckpoint found{.kind = CheckpointKind::ranks, .path = directory};
   found.by_rank = ranks_in_order(directory, pattern, files);
   found.ranks = static_cast<int>(found.by_rank.size());
   return found;
@@ -156,22 +156,22 @@ void check_place_of(const TorchArchive& archive, const ParallelLayout& layout, i
 
 }  // namespace
 
-std::optional<Found> find_rank_files(const std::string& directory, const std::vector<std::string>& names,
-                                     const std::string& pattern) {
+std::optional<FoundCheckpoint> find_rank_files(const std::string& directory, const std::vector<std::string>& names,
+                                               const std::string& pattern) {
   if (!pattern.empty()) {
     if (pattern.find(rank_field) == std::string::npos)
       throw Error(ErrorKind::invalid_argument,
                   fmt::format("--file-pattern {}: {} is missing (example: 'rank{{rank}}.safetensors')",
                               in_quotes(pattern), rank_field));
-    std::optional<Found> found = find_by_pattern(directory, names, pattern);
+    std::optional<FoundCheckpoint> found = find_by_pattern(directory, names, pattern);
     if (!found)
       throw file_error(ErrorKind::not_found, "reading", directory,
                        fmt::format("no file matches the pattern {}", in_quotes(pattern)));
     return found;
   }
   for (const std::string_view known : {"consolidated.{rank}.pth", "model-rank-{rank}-part-{part}.safetensors"})
-    if (std::optional<Found> found = find_by_pattern(directory, names, known)) return found;
-  std::optional<Found> found = find_by_pattern(directory, names, "rank{rank}.safetensors");
+    if (std::optional<FoundCheckpoint> found = find_by_pattern(directory, names, known)) return found;
+  std::optional<FoundCheckpoint> found = find_by_pattern(directory, names, "rank{rank}.safetensors");
   std::optional<Config> config = found ? read_model_config(directory) : std::nullopt;
   const std::optional<ParallelLayout> mapping = config ? mapping_of(*config, directory) : std::nullopt;
   if (!mapping) return std::nullopt;
@@ -183,7 +183,8 @@ std::optional<Found> find_rank_files(const std::string& directory, const std::ve
   return found;
 }
 
-std::optional<Found> find_megatron_ranks(const std::string& directory, const std::vector<std::string>& folders) {
+std::optional<FoundCheckpoint> find_megatron_ranks(const std::string& directory,
+                                                   const std::vector<std::string>& folders) {
   constexpr std::string_view prefix = "mp_rank_";
   constexpr std::string_view file_name = "model_optim_rng.pt";
   std::map<std::array<int, 3>, std::string> ranks;  // pipeline, expert, tensor
@@ -220,7 +221,7 @@ std::optional<Found> find_megatron_ranks(const std::string& directory, const std
   if (fields == 1) sizes[0] = sizes[1] = 1;
   for (const auto& [place, folder] : ranks)
     for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = std::max(sizes[i], place[i] + 1);
-  Found found{.kind = Kind::ranks, .path = directory};
+  FoundCheckpoint found{.kind = CheckpointKind::ranks, .path = directory};
   found.layout = ParallelLayout{.tensor = sizes[2], .pipeline = sizes[0], .expert = sizes[1]};
   for (int p = 0; p < sizes[0]; ++p)
     for (int e = 0; e < sizes[1]; ++e)
@@ -237,7 +238,7 @@ std::optional<Found> find_megatron_ranks(const std::string& directory, const std
   return found;
 }
 
-std::shared_ptr<const PartedTensors> open_rank_files(const Found& found, int rank, const Choice& choice) {
+std::shared_ptr<const PartedTensors> open_rank_files(const FoundCheckpoint& found, int rank, const Choice& choice) {
   auto tensors = std::make_shared<PartedTensors>();
   std::unordered_set<std::string> names;
   const auto add_name = [&](const std::string& name) {

@@ -15,12 +15,13 @@ namespace muster::thirdparty {
 /// config.json of TensorRT-LLM, or names that match `pattern`. A pattern is a name with {rank} in it, and {part} if a
 /// rank has several files. Returns nullopt if there are no such files. Throws Error(not_found) if a rank is missing,
 /// and Error(invalid_argument) if the pattern is not valid.
-std::optional<Found> find_rank_files(const std::string& directory, const std::vector<std::string>& names,
-                                     const std::string& pattern);
+std::optional<FoundCheckpoint> find_rank_files(const std::string& directory, const std::vector<std::string>& names,
+                                               const std::string& pattern);
 /// Recognises Megatron's folders of ranks among `folders`: mp_rank_TT[_PPP[_EEE]]/model_optim_rng.pt.
-std::optional<Found> find_megatron_ranks(const std::string& directory, const std::vector<std::string>& folders);
+std::optional<FoundCheckpoint> find_megatron_ranks(const std::string& directory,
+                                                   const std::vector<std::string>& folders);
 
 /// Opens all tensors of a rank's files.
-std::shared_ptr<const PartedTensors> open_rank_files(const Found& found, int rank, const Choice& choice);
+std::shared_ptr<const PartedTensors> open_rank_files(const FoundCheckpoint& found, int rank, const Choice& choice);
 
 }  // namespace muster::thirdparty

@@ -54,10 +54,11 @@ Config config_from(const Number& number, bool has_groups, std::vector<std::strin
 }
 
 /// Returns the files of a checkpoint that may contain the arguments of Megatron.
-std::vector<std::string> files_with_arguments(const Found& found) {
-  if (found.kind == Kind::ranks) return {found.by_rank.front().front()};
-  if (found.kind == Kind::dcp) return {"common.pt"};
-  if (found.kind == Kind::deepspeed) return {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"};
+std::vector<std::string> files_with_arguments(const FoundCheckpoint& found) {
+  if (found.kind == CheckpointKind::ranks) return {found.by_rank.front().front()};
+  if (found.kind == CheckpointKind::dcp) return {"common.pt"};
+  if (found.kind == CheckpointKind::deepspeed)
+    return {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"};
   return {};
 }
 
@@ -107,7 +108,7 @@ Config from_trtllm(Config config) {
 
 }  // namespace
 
-Config saved_facts(const Found& found) {
+Config saved_facts(const FoundCheckpoint& found) {
   Config facts = Config::object();
   if (!found.config) return facts;
   const Config* shared = found.config->find("use_parallel_embedding");
@@ -118,7 +119,7 @@ Config saved_facts(const Found& found) {
   return facts;
 }
 
-std::optional<Config> saved_config(const Found& found, std::vector<std::string>& notes) {
+std::optional<Config> saved_config(const FoundCheckpoint& found, std::vector<std::string>& notes) {
   std::error_code error;
   if (found.config) {
     notes.push_back(fmt::format("the sizes of the model are read from {}, which TensorRT-LLM wrote",
@@ -137,7 +138,7 @@ std::optional<Config> saved_config(const Found& found, std::vector<std::string>&
   for (const std::string& name : files_with_arguments(found))
     if (fs::is_regular_file(join_path(found.path, name), error) && is_torch_file(join_path(found.path, name)))
       if (auto config = read(name, from_arguments)) return config;
-  return found.kind == Kind::ranks ? read("params.json", from_params) : std::nullopt;
+  return found.kind == CheckpointKind::ranks ? read("params.json", from_params) : std::nullopt;
 }
 
 }  // namespace muster::thirdparty

@@ -241,12 +241,12 @@ void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, c
     work(name, tensor);
     return true;
   };
-  struct Place {
+  struct WeightLocation {
     std::string parent;
     std::string words;
     Pickle::Ref value;
   };
-  std::vector<Place> unnamed;
+  std::vector<WeightLocation> unnamed;
   const Walk::Unnamed note = [&](const std::string& name, std::string_view place, Pickle::Ref value) {
     unnamed.push_back({name.empty() ? "the root" : name, std::string(place), value});
   };
@@ -258,7 +258,7 @@ void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, c
   // Equal places, such as the keys of one dict, share one omission.
   std::map<std::pair<std::string, std::string>, std::uint64_t> tensors;
   TensorCount lost(archive);  // also counts those that have a name elsewhere
-  for (const Place& place : unnamed) {
+  for (const WeightLocation& place : unnamed) {
     if (is_numpy_array(pickle, place.value))
       left_out->push_back({place.parent, "an array of NumPy, which Muster cannot read. Save it as a tensor"});
     if (const std::uint64_t below = lost.below(place.value); below != 0) tensors[{place.parent, place.words}] += below;
@@ -311,7 +311,7 @@ void add_torch_file(PartedTensors& tensors, const std::string& path, const Choic
   });
 }
 
-std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice& choice) {
+std::shared_ptr<const PartedTensors> open_torch(const FoundCheckpoint& found, const Choice& choice) {
   auto tensors = std::make_shared<PartedTensors>();
   std::unordered_set<std::string> names;
   add_torch_file(*tensors, found.path, choice, [&](const std::string& name) {
@@ -323,7 +323,7 @@ std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice
   return tensors;
 }
 
-std::shared_ptr<const PartedTensors> open_torch_model(const Found& found, const Choice& choice,
+std::shared_ptr<const PartedTensors> open_torch_model(const FoundCheckpoint& found, const Choice& choice,
                                                       std::vector<std::string>& notes) {
   auto tensors = std::make_shared<PartedTensors>();
   ModelSurvey survey = choose_files(found.path, found.files, torch_naming);

@@ -25,9 +25,9 @@ void add_torch_file(PartedTensors& tensors, const std::string& path, const Choic
                     const std::function<void(const std::string&)>& work,
                     const std::function<void(const TorchArchive&)>& check = {});
 
-std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice& choice);
+std::shared_ptr<const PartedTensors> open_torch(const FoundCheckpoint& found, const Choice& choice);
 /// `found.files` is empty if an index names the files.
-std::shared_ptr<const PartedTensors> open_torch_model(const Found& found, const Choice& choice,
+std::shared_ptr<const PartedTensors> open_torch_model(const FoundCheckpoint& found, const Choice& choice,
                                                       std::vector<std::string>& notes);
 
 }  // namespace muster::thirdparty

@@ -67,7 +67,7 @@ class ElementsReader {
     if (question.address != address_ || !dataset_) open(question.address);
     if (question.item_bytes != item_bytes_ || question.count > most_question_bytes / item_bytes_ ||
         question.first > elements_ || question.count > elements_ - question.first)
-      throw Refusal{"the file has changed since it was listed"};
+      throw ElementRefusal{"the file has changed since it was listed"};
     // Zeros, because elements that were never written may have no fill value.
     std::vector<std::byte> elements(question.count * item_bytes_);
     // A run of elements is read as a few boxes, one after the other: each is the largest one that starts at `at` and
@@ -82,7 +82,7 @@ class ElementsReader {
     return elements;
   }
 
-  struct Refusal {
+  struct ElementRefusal {
     std::string words;
   };
 
@@ -179,7 +179,7 @@ class ElementsReader {
 
   [[noreturn]] void refuse(std::string words) {
     dataset_ = Id();
-    throw Refusal{std::move(words)};
+    throw ElementRefusal{std::move(words)};
   }
   [[noreturn]] void throw_last() { refuse("libhdf5 cannot read it: " + last_failure()); }
 
@@ -326,7 +326,7 @@ void answer_questions(hid_t file, const std::string& refusal, int socket) {
     std::string words = refusal;
     try {
       if (words.empty()) elements = reader.read(question);
-    } catch (const ElementsReader::Refusal& caught) {
+    } catch (const ElementsReader::ElementRefusal& caught) {
       words = caught.words;
     } catch (const std::bad_alloc&) {
       words = "it needs more memory than the limit of muster-hdf5-reader";

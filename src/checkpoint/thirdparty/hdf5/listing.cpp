@@ -71,9 +71,9 @@ std::string cannot_open() {
   return refusal_words("corrupted, libhdf5 cannot open it: ", last_failure());
 }
 
-class Listing {
+class FileListing {
  public:
-  Listing(hid_t file, std::uint64_t file_bytes, ReportWriter& report)
+  FileListing(hid_t file, std::uint64_t file_bytes, ReportWriter& report)
       : file_(file), file_bytes_(file_bytes), report_(report) {}
 
   std::vector<ObjectToRead> run() {
@@ -88,15 +88,15 @@ class Listing {
 
  private:
   /// The context of a visit of a group's links. Exceptions must not unwind through libhdf5, so they are stored here.
-  struct Here {
-    Listing* listing;
+  struct LinkVisit {
+    FileListing* listing;
     const std::string* path;
     int depth;
     std::exception_ptr failure;
   };
 
   static herr_t visit_link(hid_t group, const char* name, const H5L_info_t* info, void* data) {
-    auto& here = *static_cast<Here*>(data);
+    auto& here = *static_cast<LinkVisit*>(data);
     try {
       here.listing->link(group, name, *info, *here.path, here.depth);
       return here.listing->is_full_ ? 1 : 0;
@@ -191,7 +191,7 @@ class Listing {
   }
 
   void group(hid_t id, const std::string& path, int depth) {
-    Here here{this, &path, depth + 1, nullptr};
+    LinkVisit here{this, &path, depth + 1, nullptr};
     hsize_t at = 0;
     const herr_t result = H5Literate(id, H5_INDEX_NAME, H5_ITER_NATIVE, &at, &visit_link, &here);
     if (here.failure) std::rethrow_exception(here.failure);
@@ -319,7 +319,7 @@ class Listing {
 }  // namespace
 
 std::vector<ObjectToRead> report_objects(hid_t file, std::uint64_t file_bytes, ReportWriter& report) {
-  return Listing(file, file_bytes, report).run();
+  return FileListing(file, file_bytes, report).run();
 }
 
 }  // namespace muster::hdf5

@@ -45,14 +45,14 @@ struct DescriptorFile {
 static_assert(std::is_standard_layout_v<DescriptorFile>);
 
 /// The open file.
-struct Shared {
+struct OpenFile {
   int descriptor = -1;
   std::uint64_t bytes = 0;
   bool is_given_out = false;
 };
 
-Shared& shared() {
-  static Shared the_file;
+OpenFile& shared() {
+  static OpenFile the_file;
   return the_file;
 }
 

@@ -35,7 +35,7 @@ class ReportCursor {
   explicit ReportCursor(std::span<const std::byte> bytes) : bytes_(bytes) {}
   [[nodiscard]] bool is_at_end() const noexcept { return bytes_.empty(); }
   std::uint8_t byte() {
-    if (bytes_.empty()) throw Cut{};
+    if (bytes_.empty()) throw TruncatedReport{};
     const auto value = std::to_integer<std::uint8_t>(bytes_.front());
     bytes_ = bytes_.subspan(1);
     return value;
@@ -57,22 +57,22 @@ class ReportCursor {
   std::string_view text(std::uint64_t most) {
     const std::uint64_t length = number();
     if (length > most) throw_report(fmt::format("a text of {} bytes", length));
-    if (length > bytes_.size()) throw Cut{};
+    if (length > bytes_.size()) throw TruncatedReport{};
     const std::string_view value(reinterpret_cast<const char*>(bytes_.data()), length);
     bytes_ = bytes_.subspan(length);
     return value;
   }
 
   /// The report ends inside a record.
-  struct Cut {};
+  struct TruncatedReport {};
 
  private:
   std::span<const std::byte> bytes_;
 };
 
-class Parser {
+class ReportParser {
  public:
-  explicit Parser(std::uint64_t file_bytes) : file_bytes_(file_bytes) {}
+  explicit ReportParser(std::uint64_t file_bytes) : file_bytes_(file_bytes) {}
 
   ForeignReport parse(std::span<const std::byte> bytes) {
     const std::string_view magic = hdf5::foreign_report_magic;
@@ -83,7 +83,7 @@ class Parser {
     ReportCursor cursor(bytes.subspan(magic.size()));
     try {
       while (!cursor.is_at_end() && !is_over_) record(cursor);
-    } catch (const ReportCursor::Cut&) {
+    } catch (const ReportCursor::TruncatedReport&) {
       // The process ended in the middle of a record: the records before it are valid.
     }
     if (is_over_ && !cursor.is_at_end()) throw_report("more after its end");
@@ -292,7 +292,7 @@ class Parser {
 }  // namespace
 
 ForeignReport parse_foreign_report(std::span<const std::byte> bytes, std::uint64_t file_bytes) {
-  return Parser(file_bytes).parse(bytes);
+  return ReportParser(file_bytes).parse(bytes);
 }
 
 }  // namespace muster

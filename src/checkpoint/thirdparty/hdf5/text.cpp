@@ -209,7 +209,7 @@ class TextReader {
 
   /// The context of a visit of an object's attributes. Exceptions must not unwind through libhdf5, so they are stored
   /// here.
-  struct Here {
+  struct AttributeVisit {
     TextReader* reader;
     const ObjectToRead* object;
     std::uint64_t seen = 0;
@@ -218,7 +218,7 @@ class TextReader {
   };
 
   static herr_t visit_attribute(hid_t id, const char* name, const H5A_info_t* /*info*/, void* data) {
-    auto& here = *static_cast<Here*>(data);
+    auto& here = *static_cast<AttributeVisit*>(data);
     if (here.seen++ == most_attributes) return 1;
     try {
       if (!here.reader->attribute(id, name, *here.object)) ++here.skipped;
@@ -230,7 +230,7 @@ class TextReader {
   }
 
   void attributes(hid_t id, const ObjectToRead& object) {
-    Here here{this, &object};
+    AttributeVisit here{this, &object};
     hsize_t at = 0;
     // One iteration over all attributes: with single look-ups, libhdf5 would sort all of them each time.
     const herr_t result = H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &at, &visit_attribute, &here);
