@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Fingerprints show that two programs, files or machines hold the same weights, without both in one place. A
-// fingerprint has one CRC-64/XZ per tensor, over its elements in row-major order, and a hash of them all. It does not
-// depend on the layout over ranks, the number of files, or the order of tensors. It detects accidents, not attacks.
+// Fingerprints show that two programs, files or machines hold the same weights, without copying the weights. A
+// fingerprint has one CRC-64/XZ per tensor, over its elements in row-major order, and a hash of all tensors. It does
+// not depend on the layout over ranks, the number of files, or the order of tensors. It detects accidental changes, not
+// attacks.
 
 #include <cstdint>
 #include <optional>
@@ -39,14 +40,14 @@ struct Fingerprint {
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
 };
 
-/// Returns the fingerprint with this text. Local. Throws Error(corrupt) with the number of the line if the text is
-/// malformed or incomplete, or has another hash than its lines.
+/// Returns the fingerprint that text() has written. Local. Throws Error(corrupt), which names the line, if the text is
+/// malformed or incomplete, or if the hash in it is not the hash of its lines.
 Fingerprint parse_fingerprint(std::string_view text);
 
 /// The kind of a difference between two tensors of one name.
 enum class FingerprintDefect : std::uint8_t {
   missing,  ///< only the expected fingerprint has the tensor
-  extra,    ///< only the other fingerprint has it
+  extra,    ///< only the found fingerprint has the tensor
   dtype,    ///< the dtypes differ
   shape,    ///< the dtypes are equal, the shapes differ
   content,  ///< only the elements differ
@@ -69,12 +70,12 @@ std::string to_string(const FingerprintDifference& difference);
 /// Returns the tensors that differ, in ascending order of names; empty if both are equal. Local.
 std::vector<FingerprintDifference> differences(const Fingerprint& expected, const Fingerprint& found);
 
-/// Options of fingerprint_of() and fingerprint(). Those without a comment have the meaning that ExportOptions gives
-/// them (export.hpp).
+/// Options of fingerprint_of() and fingerprint(). Options without a comment have the same meaning as in ExportOptions
+/// (export.hpp).
 struct FingerprintOptions {
-  std::string plan = {};     ///< merges shards; empty: the recorded plan, and none for a source without ranks
+  std::string plan = {};     ///< merges shards; empty: the recorded plan, or no plan if the source is not of ranks
   std::string select = {};   ///< a glob: only tensors with a matching name; empty: all
-  std::string exclude = {};  ///< a glob: without the tensors with a matching name
+  std::string exclude = {};  ///< a glob: leaves out tensors with a matching name
   std::optional<DType> dtype = {};
   bool cast_all = false;
   std::optional<ParallelLayout> source_layout = {};
@@ -89,14 +90,14 @@ struct FingerprintOptions {
 };
 
 /// Returns the fingerprint of a safetensors file, a state file or other HDF5 file, a model directory, a workspace,
-/// shards of ranks, or a third-party checkpoint. Local; uses several threads. Memory is that of a few pieces of 8 MiB.
+/// shards of ranks, or a third-party checkpoint. Local; uses several threads, and memory for a few pieces of 8 MiB.
 /// Shards and states of ranks are merged as in an export while they are read. Without a plan, the tensors of a
 /// workspace of several ranks are named "rank2/NAME".
 ///
-/// Throws Error(not_found) if the path does not exist or no name matches; Error(corrupt | io) that names the file;
-/// Error(unsupported) if a tensor cannot be read, or `dtype` is set for a state file or HDF5 file;
-/// Error(invalid_argument) if shards have no plan, or as export_model() on a plan or dtype that does not fit;
-/// Error(rank_mismatch) if ranks that must have the same values differ.
+/// Throws Error(not_found) if the path does not exist or no name matches. Throws Error(corrupt | io), which names the
+/// file, if a file is damaged or cannot be read. Throws Error(unsupported) if a tensor cannot be read, or `dtype` is
+/// set for a state file or HDF5 file. Throws Error(invalid_argument) if shards have no plan, or if a plan or dtype does
+/// not fit, as export_model() does. Throws Error(rank_mismatch) if ranks that must have the same values differ.
 Fingerprint fingerprint_of(const std::string& path, const FingerprintOptions& options = {});
 
 /// Returns, on every rank, the fingerprint of the tensors that all ranks have in memory. Collective; uses several
@@ -105,13 +106,17 @@ Fingerprint fingerprint_of(const std::string& path, const FingerprintOptions& op
 /// may be strided, and must not change during the call. No elements are sent: ranks exchange the list of parts and 8
 /// bytes per part.
 ///
-/// Of the options, rank 0's `select` and `exclude` are used, and `progress` and `stop` of each rank. The others must
-/// not be set (Error(unsupported)).
+/// Only rank 0 uses `select` and `exclude`. Each rank uses its own `progress` and `stop`. If any other option is set,
+/// all ranks throw Error(unsupported).
 ///
 /// Each failure is one error that all ranks throw. It names the tensor and the ranks. The group remains usable after
-/// Error(rank_mismatch) if replicas differ, or a tensor has two shapes or dtypes; Error(invalid_argument) if elements
-/// are in no part, a part is outside its tensor, or a tensor is on a GPU; Error(not_found) if no name is selected;
-/// Error(unsupported) if packed elements of two parts share a byte. Error(timeout | peer_lost | cancelled) aborts it.
+/// these errors.
+/// - Error(rank_mismatch): replicas differ, or a tensor has two shapes or dtypes.
+/// - Error(invalid_argument): elements are in no part, a part is outside its tensor, or a tensor is on a GPU.
+/// - Error(not_found): no name is selected.
+/// - Error(unsupported): packed elements of two parts share a byte, or an option is set that the call does not use.
+///
+/// Error(timeout | peer_lost | cancelled) aborts the group.
 Fingerprint fingerprint(std::span<const TensorPart> parts, Group& group, const FingerprintOptions& options = {});
 
 }  // namespace muster

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Live exports: the ranks of a group write the tensors in their memory as one checkpoint in the Hugging Face layout. No
-// shard is written first, and no rank holds the model. The file export (export.hpp) has the same name, order of
-// arguments, options and report.
+// shard is written first, and no rank holds the whole model. The export of files (export.hpp) has the same name, order
+// of arguments, options and report.
 
 #include <functional>
 #include <optional>
@@ -17,25 +17,28 @@
 
 namespace muster {
 
-/// Returns the parts that this rank has of the next unit (often a layer), or nullopt after the last unit. The list may
-/// be empty. At the next call, the parts belong to the caller again.
+/// Returns the parts that this rank has of the next unit, or nullopt after the last unit. A unit is often a layer. The
+/// list may be empty. At the next call, the export no longer uses the parts of the last call, so they may be freed.
 using PartSource = std::function<std::optional<std::vector<TensorPart>>()>;
 
 // The calls below are collective over `group`. Every rank passes its parts; a rank without parts passes an empty list.
 // Only rank 0 uses `out`, `plan` and the options, except for ExportOptions::stop. Tensors must not change during a
 // call.
 //
-// By boxes (`plan` empty): names are those of the checkpoint. The parts of all ranks must cover every element of each
-// tensor. Parts may overlap if their common elements are equal bit by bit (replicas).
+// Export by boxes (`plan` is empty): TensorPart::name is the name in the checkpoint. A part is a box of the elements of
+// its tensor. The parts of all ranks must cover every element of each tensor. Parts may overlap if their common
+// elements are equal bit by bit (replicas).
 //
-// By plan: names are those that the plan expects on ranks, and `whole` and `offset` of all parts are empty. Rank r of
-// the group is rank r of ExportOptions::source_layout; without a layout, tensor parallelism is assumed.
+// Export by plan: TensorPart::name is the name that the plan expects on a rank, and `whole` and `offset` of all parts
+// must be empty. Rank r of the group is rank r of ExportOptions::source_layout. If the layout is unset, tensor
+// parallelism over all ranks is assumed.
 //
-// With Writers::rank0, the lowest rank that has a replica provides its bytes. With Writers::all, the rank that has the
-// least to write provides them. The other ranks only hash their replicas, before anything is written.
+// If several ranks have the same elements, one of them provides the bytes. With Writers::rank0 it is the lowest of
+// these ranks, and with Writers::all the one that has the least to write. The other ranks only compute hashes, which
+// are compared before anything is written.
 //
-// These options are errors here: `resume`, `target_layout`, `to_plan`, `job_id`, `step`, `key` and `file_pattern`.
-// `source_layout` needs a plan.
+// These options are errors in the calls below: `resume`, `target_layout`, `to_plan`, `job_id`, `step`, `key` and
+// `file_pattern`. `source_layout` needs a plan.
 //
 // Each failure is one error that all ranks throw. It names the tensor and the ranks, and no output remains. The group
 // stays usable after Error(invalid_argument | rank_mismatch | not_found | io | out_of_space | unsupported). Such errors
@@ -43,37 +46,41 @@ using PartSource = std::function<std::optional<std::vector<TensorPart>>()>;
 // or dtypes (rank_mismatch), a part outside its tensor (invalid_argument), and an `out` that exists
 // (invalid_argument). Error(timeout | peer_lost | cancelled) aborts the group.
 
-/// Exports the parts and returns when the checkpoint is complete. Memory: ExportOptions::memory_budget for all ranks
-/// together.
+/// Exports the parts and returns when the checkpoint is complete. The buffers of all ranks together need at most
+/// ExportOptions::memory_budget.
 ExportReport export_model(std::span<const TensorPart> parts, const std::string& out, const std::string& plan,
                           Group& group, const ExportOptions& options = {});
 
 /// Exports unit by unit, so that the model never needs to be in memory as a whole. `next` is called on this thread. All
-/// parts of a tensor belong to the same unit, and all ranks return the same number of units; otherwise all ranks throw
-/// Error(rank_mismatch). An exception of `next` becomes one error on all ranks. `plan` must be empty, else all ranks
+/// parts of a tensor must belong to the same unit. All ranks must return the same number of units, else all ranks throw
+/// Error(rank_mismatch). If `next` throws on one rank, all ranks throw one error. `plan` must be empty, else all ranks
 /// throw Error(unsupported).
 ///
-/// The files grow with each unit, and get their headers and numbers at the end. Each header has 1 MiB, which is padded
-/// with spaces. Three options differ: `dtype` needs `cast_all`, because the other tensors of the model are not known
-/// yet; a head that config.json ties to the embeddings is not left out; the progress counts the bytes of the units that
-/// have come so far. The model is compared with `base_model` after the last unit.
+/// The files grow with each unit. After the last unit, they get their headers and the numbers in their names. Each
+/// header occupies 1 MiB and is padded with spaces. These rules differ from the call above.
+/// - `dtype` needs `cast_all`, because the other tensors of the model are not known yet.
+/// - An output head that config.json ties to the embeddings is not left out.
+/// - The progress counts only the bytes of the units that `next` has returned so far.
+/// - The model is compared with `base_model` after the last unit.
 ExportReport export_model(const PartSource& next, const std::string& out, const std::string& plan, Group& group,
                           const ExportOptions& options = {});
 
-/// Starts an export and returns once everything that this rank contributes is copied. After that the tensors may be
-/// changed and freed. The call itself makes all checks and compares replicas, and throws their errors. A thread and a
-/// duplicate of the group, for exports alone, then write the files; other asynchronous calls do not wait for them.
+/// Starts an export, copies the elements that this rank contributes, and returns. After that, the caller may change and
+/// free the tensors. Before it copies, the call makes all checks, compares replicas and throws the errors of both. A
+/// thread then writes the files, with a duplicate of the group. The group uses both only for exports, so other
+/// asynchronous calls do not wait for an export.
 ///
-/// The copy is in memory of this process that the group keeps for later exports; trim() releases it. If the memory is
-/// not available, all ranks throw Error(out_of_space) before anything is copied. If an earlier export of the group is
-/// still running, the call waits for its end first, so exports end in order.
+/// The group keeps the memory of the copy for later exports; trim() releases it. If the memory is not available, all
+/// ranks throw Error(out_of_space) before anything is copied. If an earlier export of the group is still running, the
+/// call waits for its end first, so exports end in order.
 ///
-/// Work::get() returns the report, or throws the same error on all ranks. An error that nobody has taken when the Work
-/// is destroyed is logged. After Error(timeout | peer_lost) the group has failed as well. A stop request cancels the
-/// export and leaves the group usable, once this call has returned. Destroying the group waits for the export.
+/// Work::get() returns the report, or throws the same error on all ranks. If the Work is destroyed without get(), an
+/// error of the export is logged. After Error(timeout | peer_lost) the group has failed as well. A stop request during
+/// this call aborts the group. A stop request after this call has returned cancels only the export, and the group
+/// remains usable. Destroying the group waits for the export.
 ///
-/// Tensors on a GPU are copied on the stream that Muster uses for the caller, and the call waits for the copies. With
-/// MPI the call needs MPI_THREAD_MULTIPLE, else it throws Error(unsupported).
+/// Tensors on a GPU are copied on the stream that Muster uses for the caller, and the call waits for the copies. In
+/// groups over MPI, the call needs MPI_THREAD_MULTIPLE, else it throws Error(unsupported).
 Work<ExportReport> export_model_async(std::span<const TensorPart> parts, const std::string& out,
                                       const std::string& plan, Group& group, const ExportOptions& options = {});
 
