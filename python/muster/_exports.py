@@ -93,9 +93,9 @@ def export_model(
 ) -> typing.Any:
     """Writes the shards of all ranks, in files or in memory, as one checkpoint in the Hugging Face layout. Collective.
 
-    From files, it also writes shards of another layout (`target_layout`). From memory, it is a live export: ranks write
-    their parts directly into the files of the checkpoint, and no rank holds the whole model. Every rank passes `group`,
-    `shards`, `job_id`, `step` and `wait`. Only rank 0 uses the other arguments.
+    From files, it also writes shards of another layout (`target_layout`). From memory, it is a live export: the
+    elements go directly from the memory of the ranks into the files, and no rank holds the whole model. Every rank
+    passes `group`, `shards`, `job_id`, `step` and `wait`. Only rank 0 uses the other arguments.
 
     Live exports: the values of the state dict are tensors, DTensors (FSDP2, tensor parallelism), the sharded tensors of
     FSDP1 and Megatron-Core, or Part, or a list of Part. Sharded values must not be gathered first. The parts of all
