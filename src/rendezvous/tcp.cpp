@@ -327,14 +327,17 @@ std::shared_ptr<Group> tcp_group(const TcpGroupOptions& options) {
   os::allow_more_open_files(4 * static_cast<std::uint64_t>(options.size) + 64);
   auto owner = std::make_unique<tcp::TcpSockets>(place, tcp::key_of(options), options.listener);
   const tcp::TcpSockets& sockets = *owner;
-  rendezvous::Session session({.call = "tcp_group",
-                               .place = "at " + options.address,
-                               .hint = "Check that rank 0 is running and that its port can be reached from this host, "
-                                       "or raise MUSTER_TIMEOUT (seconds)",
-                               .rank = options.rank,
-                               .size = options.size,
-                               .deadline = deadline},
-                              std::move(owner));
+  rendezvous::Session session(
+      {.call = "tcp_group",
+       .place = "at " + options.address,
+       .hint = options.rank == 0 ? "Check that all ranks run and that their hosts can reach this address, "
+                                   "or raise MUSTER_TIMEOUT (seconds)"
+                                 : "Check that rank 0 is running and that its port can be reached from this "
+                                   "host, or raise MUSTER_TIMEOUT (seconds)",
+       .rank = options.rank,
+       .size = options.size,
+       .deadline = deadline},
+      std::move(owner));
   try {
     const auto transport = tcp::meet(options, place, session, sockets, deadline);
     tcp::end_with_process();

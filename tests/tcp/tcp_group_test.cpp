@@ -113,7 +113,7 @@ TEST_CASE("ranks that are missing at the deadline are named on all ranks that ca
   const std::string address = free_address();
   run_processes(3, [&](int rank) {
     if (rank == 1) return;
-    error_of(ErrorKind::timeout, {" at " + address + " for rank 1, rank 3 of 4 ranks"},
+    error_of(ErrorKind::timeout, {" at " + address + " for rank 1, rank 3 of 4 ranks", "Check that all ranks run"},
              [&] { (void)join(address, rank, 4, 600ms); });
   });
 }
