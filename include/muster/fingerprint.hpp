@@ -22,7 +22,7 @@ namespace muster {
 
 /// The fingerprint of one tensor.
 struct TensorFingerprint {
-  std::string name;
+  std::string name;       ///< name in the merged model
   TensorSpec spec;        ///< dtype and shape
   std::uint64_t crc = 0;  ///< CRC-64/XZ of the bytes of the elements
   friend bool operator==(const TensorFingerprint&, const TensorFingerprint&) = default;
@@ -57,9 +57,9 @@ std::string_view to_string(FingerprintDefect defect) noexcept;
 
 /// A tensor that differs between two fingerprints.
 struct FingerprintDifference {
-  FingerprintDefect defect = FingerprintDefect::content;
-  std::optional<TensorFingerprint> expected = {};  ///< unset if the tensor is extra
-  std::optional<TensorFingerprint> found = {};     ///< unset if the tensor is missing
+  FingerprintDefect defect = FingerprintDefect::content;  ///< the kind of the difference
+  std::optional<TensorFingerprint> expected = {};         ///< unset if the tensor is extra
+  std::optional<TensorFingerprint> found = {};            ///< unset if the tensor is missing
 
   /// Returns the name of the tensor.
   [[nodiscard]] const std::string& name() const { return expected ? expected->name : found->name; }
@@ -70,23 +70,22 @@ std::string to_string(const FingerprintDifference& difference);
 /// Returns the tensors that differ, in ascending order of names; empty if both are equal. Local.
 std::vector<FingerprintDifference> differences(const Fingerprint& expected, const Fingerprint& found);
 
-/// Options of fingerprint_of() and fingerprint(). Options without a comment have the same meaning as in ExportOptions
-/// (export.hpp).
+/// Options of fingerprint_of() and fingerprint().
 struct FingerprintOptions {
   std::string plan = {};     ///< merges shards; empty: the recorded plan, or no plan if the source is not of ranks
   std::string select = {};   ///< a glob: only tensors with a matching name; empty: all
   std::string exclude = {};  ///< a glob: leaves out tensors with a matching name
-  std::optional<DType> dtype = {};
-  bool cast_all = false;
-  std::optional<ParallelLayout> source_layout = {};
-  std::string base_model = {};  ///< a model directory whose config.json the plan reads
-  std::string job_id = {};
-  std::optional<std::uint64_t> step = {};
-  std::optional<int> rank = {};  ///< workspace only: the state of this rank alone
-  std::string key = {};
-  std::string file_pattern = {};
-  ProgressCallback progress = {};  ///< reports the bytes read
-  std::stop_token stop = {};       ///< a stop request ends the call with Error(cancelled)
+  std::optional<DType> dtype = {};                   ///< as ExportOptions::dtype
+  bool cast_all = false;                             ///< as ExportOptions::cast_all
+  std::optional<ParallelLayout> source_layout = {};  ///< as ExportOptions::source_layout
+  std::string base_model = {};                       ///< a model directory whose config.json the plan reads
+  std::string job_id = {};                           ///< as ExportOptions::job_id
+  std::optional<std::uint64_t> step = {};            ///< as ExportOptions::step
+  std::optional<int> rank = {};                      ///< workspace only: the state of this rank alone
+  std::string key = {};                              ///< as ExportOptions::key
+  std::string file_pattern = {};                     ///< as ExportOptions::file_pattern
+  ProgressCallback progress = {};                    ///< reports the bytes read
+  std::stop_token stop = {};                         ///< a stop request ends the call with Error(cancelled)
 };
 
 /// Returns the fingerprint of a safetensors file, a state file or other HDF5 file, a model directory, a workspace,
