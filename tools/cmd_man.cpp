@@ -324,7 +324,8 @@ void append_option(std::string& out, const CLI::Option& option) {
   out += ".TP\n";
   std::string head;
   for (const std::string& name : names_of(option)) head += (head.empty() ? "" : ", ") + bold(name);
-  if (takes_value(option)) head += (head.empty() ? "" : " ") + italic(type_of(option));
+  const std::string type = type_of(option);
+  if (takes_value(option) && !type.empty()) head += (head.empty() ? "" : " ") + italic(type);
   fmt::format_to(std::back_inserter(out), "{}\n{}\n", head, roff(help_of(option)));
 }
 
