@@ -429,7 +429,8 @@ TEST_CASE("an asynchronous export that fails or is stopped leaves the output as 
   });
 }
 
-TEST_CASE("without memory for a snapshot all ranks get the error before anything is copied") {
+TEST_CASE("without memory for a snapshot all ranks get the error before anything is copied" *
+          doctest::skip(under_sanitizer)) {
   const TemporaryDirectory work(Medium::memory);
   run_ranks(2, [&](Group& group) {
     const Tensor whole = pattern(DType::u8, {64, 1 << 20}, 1);
