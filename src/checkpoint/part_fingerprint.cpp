@@ -361,20 +361,13 @@ class PartFingerprint {
     for (const merge::PlacedBox& piece : pieces) total += piece.view.nbytes();
     ProgressCounter counter(options_.progress, total);
     std::vector<std::atomic<std::uint64_t>> remainders(jobs_.size());
-    std::vector<std::vector<std::byte>> memory(copy_workers(ranks_of_host()));
+    std::vector<std::vector<std::byte>> memory(copy_workers(group::ranks_of_host(group_)));
     parallel_for(pieces.size(), memory.size(), [&](std::size_t index, std::size_t worker) {
       remainders[job_of[index]] ^= merge::box_remainder(pieces[index], memory[worker]);
       counter.add(pieces[index].view.nbytes());
       go_on(group_);
     });
     remainders_.assign(remainders.begin(), remainders.end());
-  }
-
-  [[nodiscard]] int ranks_of_host() const {
-    int ranks = 0;
-    for (int rank = 0; rank < group_.size(); ++rank)
-      ranks += group_.host_of(rank) == group_.host_of(group_.rank()) ? 1 : 0;
-    return ranks;
   }
 
   // Runs step 3.

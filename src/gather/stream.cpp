@@ -16,6 +16,7 @@
 #include "src/base/message.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/policy.hpp"
+#include "src/group/group.hpp"
 #include "src/group/watchdog.hpp"
 
 namespace muster::gather {
@@ -138,7 +139,9 @@ class StreamRun {
     const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
     record_.available_bytes = room.bytes;
     // Creating the companion takes some of this memory, for the messages of each rank on this host.
-    if (!state_->companion) record_.available_bytes -= std::min(room.bytes, set_up_bytes * ranks_here());
+    if (!state_->companion)
+      record_.available_bytes -=
+          std::min(room.bytes, set_up_bytes * static_cast<std::uint64_t>(group::ranks_of_host(group_)));
     record_.limit = room.limit;
     // On the root, memory that it receives into counts; on other ranks, memory that they send from.
     if (state_->companion)
@@ -147,14 +150,6 @@ class StreamRun {
         if (driver->receives_into_own() == call_.entry.is_first()) record_.pooled += pooled;
       }
     if (const RouteDriver* guess = guess_route(record_)) preflight_ = guess->preflight(call_.entry, record_);
-  }
-
-  /// Returns how many ranks take memory of this host.
-  [[nodiscard]] std::uint64_t ranks_here() const {
-    std::uint64_t count = 0;
-    for (int rank = 0; rank < group_.size(); ++rank)
-      count += group_.host_of(rank) == group_.host_of(group_.rank()) ? 1 : 0;
-    return count;
   }
 
   void set_up() {

@@ -175,6 +175,13 @@ std::optional<Error> BaseGroup::error() const {
   return is_owner_process() ? do_failure() : forked();
 }
 
+int ranks_of_host(const Group& group) {
+  int ranks = 0;
+  for (int rank = 0; rank < group.size(); ++rank)
+    if (group.host_of(rank) == group.host_of(group.rank())) ++ranks;
+  return ranks;
+}
+
 GroupLock::GroupLock(Group& group) : group_(inside(group)) {
   if (!group_.is_owner_process()) throw group_.forked();
   if (!group_.hold(BaseGroup::Hold::Kind::use))

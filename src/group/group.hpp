@@ -243,6 +243,9 @@ inline const BaseGroup& inside(const Group& group) noexcept {
   return static_cast<const BaseGroup&>(group);
 }
 
+/// Returns the number of ranks on the host of this rank, this rank included.
+int ranks_of_host(const Group& group);
+
 /// Holds the group for one thread during an operation of several calls. Nests within the thread. Throws as described at
 /// Group.
 class GroupLock {

@@ -49,12 +49,6 @@ std::vector<TensorPart> rows_of_rank(const Group& group, const std::string& name
   return {{name, Tensor(whole.view().slice(0, begin, end), whole.owner()), whole.shape(), {begin, 0}}};
 }
 
-std::vector<std::string> names_in_folder(const TemporaryDirectory& work) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(work.path())) names.push_back(entry.path().filename());
-  return names;
-}
-
 }  // namespace
 
 TEST_CASE("random models that are cut at random over ranks are exported bit by bit") {
@@ -89,7 +83,7 @@ TEST_CASE("random models that are cut at random over ranks are exported bit by b
       CAPTURE(rank.words);
       CHECK(rank.ok());
     }
-    CHECK(names_in_folder(work) == std::vector<std::string>{"out"});
+    CHECK(names_in(work.path()) == std::vector<std::string>{"out"});
   }
 }
 
@@ -138,7 +132,7 @@ TEST_CASE("random models that come unit by unit are exported bit by bit") {
       CAPTURE(rank.words);
       CHECK(rank.ok());
     }
-    CHECK(names_in_folder(work) == std::vector<std::string>{"out"});
+    CHECK(names_in(work.path()) == std::vector<std::string>{"out"});
   }
 }
 
@@ -152,7 +146,7 @@ TEST_CASE("each mistake in units is one error on all ranks, and leaves no output
                            const ExportOptions& options = {}, const std::string& plan = {}) {
       error_of(kind, {words}, [&] { export_model(source, work / "out", plan, group, options); });
       group.barrier();
-      RANK_CHECK(names_in_folder(work).empty());
+      RANK_CHECK(names_in(work.path()).empty());
       group.barrier();
     };
     using Units = std::vector<std::vector<TensorPart>>;
@@ -293,7 +287,7 @@ TEST_CASE("each mistake is one error on all ranks, leaves no output, and the gro
         });
         RANK_CHECK(std::string(error.what()).find('\n') == std::string::npos);
         group.barrier();
-        RANK_CHECK(names_in_folder(work) == std::vector<std::string>{"there"});
+        RANK_CHECK(names_in(work.path()) == std::vector<std::string>{"there"});
         group.barrier();
       }
     }
@@ -384,7 +378,7 @@ TEST_CASE("an asynchronous export that fails or is stopped leaves the output as 
     const auto check_old = [&] {
       group.barrier();
       if (group.rank() == 0) check_output(work / "out", {{"w", old}});
-      RANK_CHECK(names_in_folder(work) == std::vector<std::string>{"out"});
+      RANK_CHECK(names_in(work.path()) == std::vector<std::string>{"out"});
       group.barrier();
     };
     for (const char* call : {"pwrite", "fsync", "rename"}) {
@@ -442,7 +436,7 @@ TEST_CASE("without memory for a snapshot all ranks get the error before anything
       (void)export_model_async(rows_of_rank(group, "w", whole), work / "out", "", group, {.writers = Writers::rank0});
     });
   });
-  CHECK(names_in_folder(work).empty());
+  CHECK(names_in(work.path()).empty());
 }
 
 TEST_CASE("a killed rank is named by the others, and the output is the old model or the new one") {

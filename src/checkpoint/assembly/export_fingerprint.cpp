@@ -12,6 +12,7 @@
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/core/crc64.hpp"
 #include "src/core/thread_pool.hpp"
+#include "src/group/error_propagation.hpp"
 
 namespace muster {
 
@@ -34,8 +35,10 @@ void ExportFingerprint::gather(group::BaseGroup& group, const ProcessWork& work,
   std::vector<std::uint64_t> other(sums.size());
   for (int rank = 1; rank < group.size(); ++rank) {
     const std::vector<std::byte> message = group.receive(rank, bytes, wait, group::Subject::exchange);
+    // The other ranks have left this step, and wait for the next one.
     if (message.size() != bytes)
-      throw Error(ErrorKind::corrupt, "malformed message: it does not have one number per tensor", {.rank = rank});
+      group::fail(group, Error(ErrorKind::corrupt, "malformed message: it does not have one number per tensor",
+                               {.rank = rank}));
     std::memcpy(other.data(), message.data(), bytes);
     for (std::size_t i = 0; i < sums.size(); ++i) sums[i] ^= other[i];
   }

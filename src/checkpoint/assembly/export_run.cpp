@@ -473,7 +473,7 @@ void ExportRun::assemble_files() {
     std::function<void(std::uint64_t)> progress;
     if (options_.progress && is_first())
       progress = [&](std::uint64_t bytes) {
-        // Of earlier units; without units, what was resumed is part of the whole.
+        // The bytes of earlier units. Without units there are none, and assembly_.bytes includes resumed bytes.
         const std::uint64_t before = growing_ ? units_.bytes_out - assembly_.bytes : 0;
         options_.progress({before + bytes + report_.bytes_resumed, before + assembly_.bytes, seconds_since(begin_)});
       };

@@ -15,6 +15,7 @@
 #include "muster/log.hpp"
 #include "src/base/escaped.hpp"
 #include "src/base/fork_mutex.hpp"
+#include "src/base/message.hpp"
 #include "src/checkpoint/assembly/agreement.hpp"
 #include "src/checkpoint/assembly/export_run.hpp"
 #include "src/checkpoint/assembly/live_export.hpp"
@@ -149,9 +150,9 @@ class LiveSnapshot {
     for (int rank = 0; rank < group.size(); ++rank)
       if (const Needs& host = hosts.at(group.host_of(rank)); host.more > host.room)
         throw Error(ErrorKind::out_of_space,
-                    fmt::format("too little memory for a snapshot on host {}: needed {} bytes, available {}. Use "
+                    fmt::format("too little memory for a snapshot on host {}: needed {}, available {}. Use "
                                 "export_model without _async, or export layer by layer",
-                                group.info(rank).host, host.more, host.room));
+                                group.info(rank).host, byte_text(host.more), byte_text(host.room)));
   }
 
   std::shared_ptr<group::KeptMemory> kept_;
@@ -224,18 +225,13 @@ Work<ExportReport> export_model_async(std::span<const TensorPart> parts, const s
   const group::GroupLock use(group);
   trace::Span span(trace::SpanKind::export_model, "export_model_async", group::inside(group).operations().next());
   group::AsyncExecutor& lane = idle_lane_of(group);
-  LiveTensors* tensors = nullptr;
-  const auto run = std::make_shared<ExportRun>(group, live_request(plan, options), out, options, [&](Group& ranks) {
-    if (ranks.rank() == 0) check_live_options(options, plan);
-    auto opened = std::make_unique<LiveTensors>(parts, ranks);
-    tensors = opened.get();
-    return opened;
-  });
+  const auto run =
+      std::make_shared<ExportRun>(group, live_request(plan, options), out, options, open_parts(parts, options, plan));
   const auto snapshot = std::make_shared<LiveSnapshot>(group::inside(group).extension<group::KeptMemory>());
   {
     const FailOnStop on_stop = fail_on_stop(group, options.stop);
     run->prepare(span);
-    snapshot->take(group, *tensors, run->contributed());
+    snapshot->take(group, static_cast<LiveTensors&>(run->source()), run->contributed());
   }
   run->move_to(*lane.own());
   const auto untaken = std::make_shared<UntakenFailure>(out);

@@ -11,6 +11,7 @@
 #include "src/base/escaped.hpp"
 #include "src/core/thread_pool.hpp"
 #include "src/gather/route.hpp"
+#include "src/group/group.hpp"
 #include "src/merge/boxes.hpp"
 
 namespace muster {
@@ -165,13 +166,12 @@ void LiveTensors::keep(std::span<const std::size_t> tensors, std::span<std::byte
       pieces.push_back({tensor, at, to + at, std::min(most, entry.bytes - at)});
     to += bytes_to_keep(std::span(&tensor, 1));
   }
-  int near = 0;
-  for (int rank = 0; rank < group_->size(); ++rank) near += group_->host_of(rank) == group_->host_of(group_->rank());
   // Copies from a GPU use the stream of this thread.
-  parallel_for(pieces.size(), is_on_host ? copy_workers(near) : 1, [&](std::size_t index, std::size_t) {
-    const Piece& piece = pieces[index];
-    read(piece.tensor, piece.offset, {piece.to, piece.bytes});
-  });
+  parallel_for(pieces.size(), is_on_host ? copy_workers(group::ranks_of_host(*group_)) : 1,
+               [&](std::size_t index, std::size_t) {
+                 const Piece& piece = pieces[index];
+                 read(piece.tensor, piece.offset, {piece.to, piece.bytes});
+               });
   views_ = std::move(kept);
 }
 
