@@ -73,19 +73,19 @@ int main(int argc, char** argv) {
     Ranks ranks(4, [&](int rank) {
       bool has_met = false;
       try {
-        const auto group = job.join(rank, 10s);
+        const auto group = job.join(rank, 2s);
         has_met = true;
         ++joined[0];
         exchange_without_end(*group);
       } catch (const Error& error) {
         if (error.kind() == ErrorKind::timeout && !has_met) return say(unmet);
         if (error.kind() != ErrorKind::peer_lost) throw;
-        say(fmt::format("lost {}", error.rank().value_or(-1)));
+        say(fmt::format("lost {}: {}", error.rank().value_or(-1), error.what()));
       }
     });
     while (over_mpi && joined[0].load() < 4) std::this_thread::sleep_for(1ms);
-    // The delay ranges from before the rendezvous to several dozen exchanges.
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 40000));
+    // Every fourth kill falls into the rendezvous; the others range up to several dozen exchanges.
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % (i % 4 == 0 ? 5000 : 40000)));
     const Clock::time_point killed = Clock::now();
     ranks.signal(victim, SIGKILL);
     ranks.signal(second, SIGKILL);
@@ -95,7 +95,8 @@ int main(int argc, char** argv) {
     for (int rank = 0; rank < 4; ++rank) {
       const Ended& one = ended[static_cast<std::size_t>(rank)];
       if (rank == victim || rank == second) continue;
-      const bool named = one.words == fmt::format("lost {}", victim) || one.words == fmt::format("lost {}", second);
+      const bool named = one.words.starts_with(fmt::format("lost {}:", victim)) ||
+                         one.words.starts_with(fmt::format("lost {}:", second));
       // The rank was killed before the rendezvous: no rank knows its pid, and the rendezvous ends at its deadline.
       early = early || one.words == unmet;
       if (one.ok() && (named || one.words == unmet)) continue;

@@ -183,11 +183,11 @@ says 1 "bad" "$program" doctor nowhere
 # A library that exists and cannot be loaded is not the same as a missing one.
 mkdir broken
 library=$(ldd "$program" | awk '/libmuster.so/ { print $3 }')
-cp -L "$library" broken/libmuster.so || fail "no copy of $library"
+cp -L "$library" broken/ || fail "no copy of $library"
 for name in cuda mpi; do
   echo "not a library" > "broken/libmuster-$name.so.$("$program" --version | cut -d ' ' -f 2)"
 done
-env -u LD_LIBRARY_PATH LD_PRELOAD=$PWD/broken/libmuster.so "$program" doctor > .log/doctor
+LD_LIBRARY_PATH=$PWD/broken "$program" doctor > .log/doctor
 grep -qE "^warning +CUDA .*cannot be loaded: .*/broken/libmuster-cuda" .log/doctor || fail "no cause: $(cat .log/doctor)"
 
 # Completion covers every command, its options and paths.

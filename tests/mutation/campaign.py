@@ -6,6 +6,8 @@
 2. Builds the copy once. Mutants that do not compile, or on which no code depends, are dropped and counted.
 3. Runs every test with no mutant on. Each test has to pass; a mapped file (mutant.hpp) records the places that it evaluates.
 4. Runs, for each mutant, the tests that evaluate its place, shortest first, until one fails or takes three times as long as usual.
+   A test that takes too long runs again without the mutant: on a busy machine the mutant may not be the cause. --budget limits
+   the time per mutant; the mutants that it cuts off count as missed until a later run with a larger budget.
 """
 import argparse
 import json
@@ -220,15 +222,22 @@ class Campaign:
     # 4
     def try_mutant(self, number, lane):
         tests = sorted((name for name in self.tests if number in self.places[name]), key=self.usual.get)
-        for name in tests:
+        spent = 0
+        for index, name in enumerate(tests):
+            if spent > self.arguments.budget:
+                return {"outcome": "missed", "tests": index, "left": len(tests) - index, "names": tests[:8]}
             took, end, _ = self.run(name, number, lane, 3 * self.usual[name] + 20)
+            spent += took
+            while end == "time" and (plain := self.run(name, -1, lane, 600))[0] > 2 * self.usual[name] + 10:
+                took, end, _ = self.run(name, number, lane, 3 * plain[0] + 20)
             if end not in (0, 77):
                 return {"outcome": "time" if end == "time" else "noticed", "by": name, "tests": len(tests)}
         return {"outcome": "missed" if tests else "not evaluated", "tests": len(tests), "names": tests[:8]}
 
     def try_all(self):
         lanes, lock = list(range(self.arguments.jobs)), threading.Lock()
-        left = [number for number in self.mutants if number not in self.dropped and number not in self.results]
+        left = [number for number in self.mutants if number not in self.dropped and
+                (number not in self.results or self.arguments.again and self.results[number].get("left"))]
 
         def one(number):
             with lock:
@@ -255,8 +264,9 @@ class Campaign:
             for number in sorted(self.results, key=lambda number: self.mutants[number][:2]):
                 mutant, result = self.mutants[number], self.results[number]
                 if result["outcome"] == outcome:
+                    cut = f", {result['left']} not run" if result.get("left") else ""
                     say(f"  {mutant.path}:{mutant.line}: {mutant.kind}: {mutant.change[:200]}" +
-                        (f" ({result['tests']} tests: {', '.join(result['names'])})" if result["tests"] else ""))
+                        (f" ({result['tests']} tests{cut}: {', '.join(result['names'])})" if result["tests"] else ""))
         say("\nfolder                   noticed  by time  missed  not evaluated  score")
         for folder in sorted(folders, key=lambda folder: (folder == "all", folder)):
             counts = [folders[folder].count(outcome) for outcome in ("noticed", "time", "missed", "not evaluated")]
@@ -290,6 +300,8 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="how many compilers, and how many mutants at a time")
     parser.add_argument("--only", action="append", metavar="FOLDER", help="a folder such as src/group; may be given several times")
     parser.add_argument("--resume", metavar="FILE", help="keeps what is done in FILE, and goes on from there")
+    parser.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS", help="the tests of one mutant (default: no limit)")
+    parser.add_argument("--again", action="store_true", help="with --resume: also tries the mutants that --budget cut off")
     parser.add_argument("--leave-out", default=LEFT_OUT, metavar="REGEX", help="tests that are not run (default: %(default)s)")
     parser.add_argument("--setup", default="-Dunity=on -Dunity_size=8 -Dcpp_args=-g1 -Dpython=disabled -Dbenches=false", help="options for meson setup (default: %(default)s)")
     parser.add_argument("--source", default=HERE.parent.parent, help="the tree (default: this one)")
