@@ -105,13 +105,17 @@ Fingerprint fingerprint_of(const std::string& path, const FingerprintOptions& op
 /// may be strided, and must not change during the call. No elements are sent: ranks exchange the list of parts and 8
 /// bytes per part.
 ///
-/// Only rank 0 uses `select` and `exclude`. Each rank uses its own `progress` and `stop`. If any other option is set,
-/// all ranks throw Error(unsupported).
+/// With `plan`, TensorPart::name is the name that the plan expects on a rank, as for export_model(). With a plan or
+/// `dtype`, or if a tensor is on a GPU, ranks exchange elements through windows of 256 MiB in total, as an export does.
+/// The result is then the fingerprint of the checkpoint that export_model() would write.
+///
+/// Only rank 0 uses the options, except for `progress` and `stop`. `job_id`, `step`, `rank`, `key` and `file_pattern`
+/// are for files: if one is set, all ranks throw Error(unsupported).
 ///
 /// Each failure is one error that all ranks throw. It names the tensor and the ranks. The group remains usable after
 /// these errors.
 /// - Error(rank_mismatch): replicas differ, or a tensor has two shapes or dtypes.
-/// - Error(invalid_argument): elements are in no part, a part is outside its tensor, or a tensor is on a GPU.
+/// - Error(invalid_argument): elements are in no part, a part is outside its tensor, or the plan does not fit.
 /// - Error(not_found): no name is selected.
 /// - Error(unsupported): packed elements of two parts share a byte, or an option is set that the call does not use.
 ///

@@ -53,8 +53,7 @@ ExportReport export_model(std::span<const TensorPart> parts, const std::string& 
 
 /// Exports unit by unit, so that the model never needs to be in memory as a whole. `next` is called on this thread. All
 /// parts of a tensor must belong to the same unit. All ranks must return the same number of units, else all ranks throw
-/// Error(rank_mismatch). If `next` throws on one rank, all ranks throw one error. `plan` must be empty, else all ranks
-/// throw Error(unsupported).
+/// Error(rank_mismatch). If `next` throws on one rank, all ranks throw one error.
 ///
 /// The files grow with each unit. After the last unit, they get their headers and the numbers in their names. Each
 /// header occupies 1 MiB and is padded with spaces. These rules differ from the call above.
@@ -62,6 +61,9 @@ ExportReport export_model(std::span<const TensorPart> parts, const std::string& 
 /// - An output head that config.json ties to the embeddings is not left out.
 /// - The progress counts only the bytes of the units that `next` has returned so far.
 /// - The model is compared with `base_model` after the last unit.
+/// - With a plan, the numbers of layers in the names must be those of the model on every pipeline stage. All experts of
+///   a layer, a weight and its scales, and tensors that the plan ties must be in one unit. If the plan needs the number
+///   of heads, config.json of `base_model` must state it.
 ExportReport export_model(const PartSource& next, const std::string& out, const std::string& plan, Group& group,
                           const ExportOptions& options = {});
 

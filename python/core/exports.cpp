@@ -216,6 +216,7 @@ nb::dict fingerprint_tensors(nb::handle state, Group& group, const nb::dict& giv
         options.take("base_model", arguments.options.base_model);
         options.take("dtype", arguments.options.dtype);
         options.take("cast_all", arguments.options.cast_all);
+        options.take("source_layout", arguments.options.source_layout);
         options.take("key", arguments.options.key);
         options.take("file_pattern", arguments.options.file_pattern);
         options.take("rank", arguments.options.rank);

@@ -242,6 +242,7 @@ void bind_checkpoints(nb::module_& module) {
         const Options options(given);
         options.take("dtype", request.dtype);
         options.take("cast_all", request.cast_all);
+        options.take("source_layout", request.source_layout);
         const auto work = [&](const ProgressCallback& tell, const std::stop_token& stop) {
           return fingerprint_of(request, tell, stop);
         };

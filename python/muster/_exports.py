@@ -107,7 +107,8 @@ def export_model(
         shards: A directory of rank shards, a workspace, a model or a third-party checkpoint. For a live export: the
             state dict of this rank, {name: tensor}, or an iterable of such dicts, whose tensors need to exist only
             until the next dict is requested. All parts of a tensor belong to the same dict. All ranks have the same
-            number of dicts, some of which may be empty. An iterable excludes `plan`, and needs `cast_all` for `dtype`.
+            number of dicts, some of which may be empty. An iterable needs `cast_all` for `dtype`. With a `plan`, the
+            layer numbers in the names are those of the model on all ranks, and a weight and its scales are in one dict.
         out: The new directory. It appears completely or not at all.
         plan: The name of a built-in plan, "auto" or a file. Empty: the plan that the shards record.
         group: A muster.Group, a process group of torch.distributed, or None for the world.

@@ -547,6 +547,7 @@ def fingerprint(
     rank: int | None = None,
     step: int | None = None,
     job_id: str = "",
+    source_layout: str | int | None = None,
     progress: _Progress = None,
 ) -> _Report:
     """Returns a CRC of each tensor of a path, or of the state dicts of all ranks, and a hash of them all.
@@ -556,14 +557,16 @@ def fingerprint(
 
     A state dict makes the call collective over `group`. Each rank passes its state dict, with the values that
     export_model() takes, and all ranks get the result. The parts of all ranks must cover each tensor, and parts that
-    overlap must be equal. No elements are sent. Each rank passes `progress`, and only rank 0 uses `select` and
-    `exclude`. The other options must not be set.
+    overlap must be equal. With `plan` or `dtype`, the result is the fingerprint of the checkpoint that export_model()
+    would write, and ranks exchange elements; without them, no elements are sent. Each rank passes `progress`, and only
+    rank 0 uses the other options. `key`, `file_pattern`, `rank`, `step` and `job_id` are for paths.
 
     Args:
         path: The directory or file, or the state dict of this rank.
         group: For a state dict: a muster.Group, a process group of torch.distributed, or None for the world.
         dtype: As for export_model(): casts floating-point tensors before they are compared.
         cast_all: As for export_model().
+        source_layout: As for export_model(): the layout of the shards, or of the ranks with a plan.
         progress: As for verify().
 
     Returns:
@@ -578,7 +581,7 @@ def fingerprint(
         InvalidArgumentError: Shards have no plan; the plan or dtype does not fit; or elements are in no part.
         RankMismatchError: Ranks that must have the same values differ.
     """
-    options = {**_source_options(plan, base_model, select, exclude, key, file_pattern, rank, step, job_id), "dtype": dtype, "cast_all": cast_all}
+    options = {**_source_options(plan, base_model, select, exclude, key, file_pattern, rank, step, job_id), "dtype": dtype, "cast_all": cast_all, "source_layout": source_layout}
     if isinstance(path, (str, os.PathLike)):
         if group is not None:
             raise errors.InvalidArgumentError("fingerprint: group: a path is read by this process alone. Leave it out")

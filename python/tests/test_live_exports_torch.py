@@ -137,15 +137,55 @@ def logits(model):
 """
 
 
-@needs("transformers")
-def test_transformers_load_the_export(tmp_path):
-    """The logits of the loaded model are equal to those of the model before it was distributed."""
-    before = 'torch.save(logits(model), "before.pt") if dist.get_rank() == 0 else None\n'
-    torchrun(tmp_path, 2, LOGITS + PROGRAMS["llama.py"].replace("for layer in", before + "for layer in"))
+def check_logits(model_folder, logits_file):
+    """Checks that transformers load the model, with these logits."""
     exec(LOGITS, globals())
-    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "llama", output_loading_info=True)
+    model, info = AutoModelForCausalLM.from_pretrained(model_folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
-    assert torch.equal(logits(model), torch.load(tmp_path / "before.pt"))
+    assert torch.equal(logits(model), torch.load(logits_file))
+
+
+@needs("transformers")
+@pytest.mark.parametrize("size", [2, 4])
+def test_transformers_load_the_export(size, tmp_path):
+    """The logits of the loaded model are equal to those of the model before FSDP2 distributed it."""
+    before = 'torch.save(logits(model), "before.pt") if dist.get_rank() == 0 else None\n'
+    torchrun(tmp_path, size, LOGITS + PROGRAMS["llama.py"].replace("for layer in", before + "for layer in"))
+    check_logits(tmp_path / "llama", tmp_path / "before.pt")
+
+
+TENSOR_PARALLEL = """
+import torch.distributed as dist
+import muster
+from transformers.distributed import DistributedConfig
+dist.init_process_group("gloo")
+parallel = DistributedConfig(tp_size=dist.get_world_size(), tp_plan="auto")
+model = AutoModelForCausalLM.from_pretrained("before", distributed_config=parallel)
+state = model.state_dict()
+assert any(value.to_local().shape != value.shape for value in state.values() if hasattr(value, "to_local"))
+muster.export_model(state, "after", base_model="before")
+dist.destroy_process_group()
+"""
+
+
+@needs("transformers")
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2"])
+def test_tensor_parallelism_of_transformers(family, size, tmp_path):
+    """The export of a model that transformers have distributed is the model that they have loaded."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, family + "Config")(
+        hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, head_dim=12, vocab_size=100, tie_word_embeddings=family == "Gemma2"
+    )
+    exec(LOGITS, globals())
+    model = getattr(transformers, family + "ForCausalLM")(config)
+    model.save_pretrained(tmp_path / "before")
+    torch.save(logits(model), tmp_path / "before.pt")
+    torchrun(tmp_path, size, LOGITS + TENSOR_PARALLEL)
+    assert muster.diff(tmp_path / "before", tmp_path / "after")["same"]
+    check_logits(tmp_path / "after", tmp_path / "before.pt")
 
 
 @needs("transformers", "accelerate")

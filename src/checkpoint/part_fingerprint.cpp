@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fingerprint of tensors in the memory of several ranks.
+// The fingerprint of tensors in the memory of several ranks. With a plan or a dtype, or if a tensor is on a GPU, it is
+// that of an export without an output (export_run.hpp). Otherwise no elements are sent:
 //
 // 1. Every rank checks its parts, and sends rank 0 their names, dtypes and boxes.
 // 2. Rank 0 checks that the boxes of each tensor cover it, and cuts boxes that overlap partially. It sends each rank
@@ -18,13 +19,18 @@
 
 #include "muster/error.hpp"
 #include "muster/fingerprint.hpp"
+#include "src/base/byte_archive.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/assembly/agreement.hpp"
 #include "src/checkpoint/assembly/base_model.hpp"
+#include "src/checkpoint/assembly/export_job.hpp"
+#include "src/checkpoint/assembly/export_run.hpp"
+#include "src/checkpoint/assembly/listing_exchange.hpp"
+#include "src/checkpoint/assembly/live_tensors.hpp"
 #include "src/checkpoint/fingerprint.hpp"
 #include "src/core/crc64.hpp"
-#include "src/core/descriptor.hpp"
 #include "src/core/thread_pool.hpp"
+#include "src/group/error_propagation.hpp"
 #include "src/group/group.hpp"
 #include "src/merge/box_remainder.hpp"
 #include "src/merge/boxes.hpp"
@@ -68,36 +74,21 @@ std::vector<std::int64_t> numbers_in(const std::vector<std::byte>& message) {
   return numbers;
 }
 
-ConfigArray array_of(const Shape& shape) {
-  return {shape.begin(), shape.end()};
-}
-
-Shape extents_in(const Config& config) {
-  Shape shape;
-  for (const Config& extent : config.as_array()) shape.push_back(extent.as<std::int64_t>());
-  return shape;
-}
-
-PartBox box_of(const TensorPart& part, int rank, std::size_t index) {
+merge::OwnedBox box_of(const TensorPart& part) {
   const Shape& extents = part.tensor.shape();
-  return {rank,
-          index,
-          {part.tensor.dtype(), part.whole.empty() ? extents : part.whole},
-          {part.offset.empty() ? Shape(extents.size(), 0) : part.offset, extents}};
+  return {part.offset.empty() ? Shape(extents.size(), 0) : part.offset, extents};
 }
 
-void check_part(const TensorPart& part) {
-  const PartBox box = box_of(part, 0, 0);
-  const auto refuse = [&](const std::string& words) {
-    throw Error(ErrorKind::invalid_argument, fmt::format("tensor {}: {}", in_quotes(part.name), words));
-  };
-  (void)byte_size(box.spec.dtype, box.spec.shape);
-  if (!merge::is_inside(box.box.view(), box.spec.shape))
-    refuse(fmt::format("its part of shape {} at offset {} is not inside the whole, whose shape is {}",
-                       to_string(box.box.extents), to_string(box.box.begin), to_string(box.spec.shape)));
-  if (!part.tensor.device().is_host())
-    refuse(
-        fmt::format("it is on {}. Copy it to the host before taking a fingerprint", to_string(part.tensor.device())));
+// The jobs of a rank: indices of parts, and boxes.
+template <class Archive, class Jobs>
+void describe(Archive& archive, Jobs& jobs) {
+  constexpr std::size_t least_job = 3 * sizeof(std::uint64_t);
+  archive.count(jobs, least_job);
+  for (auto& job : jobs) {
+    archive.values(job.part);
+    archive.all(job.box.begin);
+    archive.all(job.box.extents);
+  }
 }
 
 /// On rank 0: the tensors of all ranks, their jobs, and the result.
@@ -108,8 +99,13 @@ class PartTensors {
         selection_(Request{.select = options.select, .exclude = options.exclude}),
         jobs_(static_cast<std::size_t>(group.size())) {}
 
-  void add(const std::string& name, PartBox box) {
-    if (selection_.has(name)) tensors_[name].push_back(std::move(box));
+  void add(const ShardListing& listing) {
+    for (std::size_t i = 0; i < listing.tensors.size(); ++i) {
+      const auto& [name, spec] = listing.tensors[i];
+      if (!selection_.has(name)) continue;
+      const PartPlace& place = listing.places.at(i);
+      tensors_[name].push_back({listing.rank, i, {spec.dtype, place.whole}, {place.offset, spec.shape}});
+    }
   }
 
   void plan() {
@@ -233,46 +229,45 @@ class PartTensors {
   std::vector<EqualJobs> sets_;
 };
 
+void check_options(const FingerprintOptions& options) {
+  if (!options.job_id.empty() || options.step || options.rank || !options.key.empty() || !options.file_pattern.empty())
+    throw Error(ErrorKind::unsupported,
+                "fingerprint: job_id, step, rank, key and file_pattern are for files, not for tensors in memory. Leave "
+                "them out");
+}
+
 class PartFingerprint {
  public:
   PartFingerprint(std::span<const TensorPart> parts, Group& group, const FingerprintOptions& options)
       : parts_(parts), group_(group::inside(group)), options_(options) {}
 
-  Fingerprint run() {
+  /// Returns the fingerprint on rank 0.
+  std::optional<Fingerprint> run() {
+    std::vector<std::byte> mine;
     agree_on(group_, first_phase, [&] {
-      check_options();
-      for (const TensorPart& part : parts_) check_part(part);
+      if (is_first()) check_options(options_);
+      mine = encode_listings(LiveTensors(parts_, group_));
     });
-    gather_boxes();
+    const std::vector<std::vector<std::byte>> told = gather_listings(group_, std::move(mine));
     agree_on(group_, "fingerprint: planning", [&] {
       if (!is_first()) return;
       tensors_.emplace(group_, options_);
-      add_boxes();
+      std::vector<RankRoom> rooms;
+      for (const ShardListing& listing : read_listings(told, {}, rooms)) tensors_->add(listing);
       tensors_->plan();
     });
     hand_out_jobs();
     agree_on(group_, "fingerprint: reading", [&] { read(); });
     gather_remainders();
-    Fingerprint fingerprint;
+    std::optional<Fingerprint> fingerprint;
     agree_on(group_, "fingerprint: comparing", [&] {
       if (is_first()) fingerprint = tensors_->result(all_remainders_);
     });
-    return spread(std::move(fingerprint));
+    return fingerprint;
   }
 
  private:
   [[nodiscard]] bool is_first() const { return group_.rank() == 0; }
-
-  void check_options() const {
-    const bool has_others = !options_.plan.empty() || options_.dtype || options_.cast_all || options_.source_layout ||
-                            !options_.base_model.empty() || !options_.job_id.empty() || options_.step ||
-                            options_.rank || !options_.key.empty() || !options_.file_pattern.empty();
-    if (has_others)
-      throw Error(
-          ErrorKind::unsupported,
-          "fingerprint: only select, exclude, progress and stop can be set for tensors in memory. Leave out the "
-          "other options");
-  }
 
   void send(int rank, std::span<const std::byte> message) {
     group_.send(rank, message, {.phase = "fingerprint"}, group::Subject::exchange);
@@ -281,62 +276,33 @@ class PartFingerprint {
     return group_.receive(rank, longest_answer, {.phase = "fingerprint"}, group::Subject::exchange);
   }
 
-  // Runs step 1.
-  void gather_boxes() {
-    if (is_first()) {
-      for (int rank = 1; rank < group_.size(); ++rank) lists_.push_back(receive(rank));
-      return;
-    }
-    ConfigArray list;
-    for (const TensorPart& part : parts_) {
-      const PartBox box = box_of(part, 0, 0);
-      list.push_back(Config::array({part.name, static_cast<int>(box.spec.dtype), array_of(box.spec.shape),
-                                    array_of(box.box.begin), array_of(box.box.extents)}));
-    }
-    send(0, core::encode_descriptor(Config(std::move(list)), [](const Tensor&) { return std::nullopt; }));
-  }
-
-  void add_boxes() {
-    for (std::size_t i = 0; i < parts_.size(); ++i) tensors_->add(parts_[i].name, box_of(parts_[i], 0, i));
-    for (std::size_t rank = 1; rank <= lists_.size(); ++rank) {
-      const Config list = core::decode_descriptor(
-          lists_[rank - 1], [](DType, const Shape&, std::uint64_t, core::TensorLocation) -> Tensor {
-            throw Error(ErrorKind::corrupt, "malformed list of tensors: the message of a rank contains tensors");
-          });
-      for (std::size_t i = 0; i < list.size(); ++i) {
-        const ConfigArray& part = list.at(i).as_array();
-        const auto dtype = dtype_from_number(part.at(1).as<std::uint8_t>());
-        if (!dtype) throw Error(ErrorKind::corrupt, "malformed list of tensors: unknown dtype");
-        tensors_->add(part.at(0).as_string(), {static_cast<int>(rank),
-                                               i,
-                                               {*dtype, extents_in(part.at(2))},
-                                               {extents_in(part.at(3)), extents_in(part.at(4))}});
-      }
-    }
-  }
-
-  // Runs step 2: a job is the index of the part, and its box.
+  // Runs step 2.
   void hand_out_jobs() {
     if (is_first()) {
       jobs_ = tensors_->jobs(0);
       for (int rank = 1; rank < group_.size(); ++rank) {
-        std::vector<std::int64_t> numbers;
-        for (const BoxJob& job : tensors_->jobs(rank)) {
-          numbers.push_back(static_cast<std::int64_t>(job.part));
-          for (const Shape* const shape : {&job.box.begin, &job.box.extents})
-            numbers.insert(numbers.end(), shape->begin(), shape->end());
-        }
-        send(rank, std::as_bytes(std::span(numbers)));
+        ByteWriter out;
+        describe(out, tensors_->jobs(rank));
+        send(rank, out.take());
       }
       return;
     }
-    const std::vector<std::int64_t> numbers = numbers_in(receive(0));
-    for (auto at = numbers.begin(); at != numbers.end();) {
-      const auto part = static_cast<std::size_t>(*at++);
-      const auto dims = static_cast<std::ptrdiff_t>(parts_[part].tensor.shape().size());
-      jobs_.push_back({part, {{at, at + dims}, {at + dims, at + 2 * dims}}});
-      at += 2 * dims;
-    }
+    const std::vector<std::byte> message = receive(0);
+    or_fail(group_, [&] {
+      ByteReader in(message, "the work of a fingerprint");
+      describe(in, jobs_);
+      in.end();
+      for (const BoxJob& job : jobs_)
+        if (job.part >= parts_.size() || !is_in_part(job)) in.refuse();
+    });
+  }
+
+  [[nodiscard]] bool is_in_part(const BoxJob& job) const {
+    const merge::OwnedBox part = box_of(parts_[job.part]);
+    if (job.box.begin.size() != part.begin.size()) return false;
+    Shape inside = job.box.begin;
+    for (std::size_t dim = 0; dim < inside.size(); ++dim) inside[dim] -= part.begin[dim];
+    return merge::is_inside({inside, job.box.extents}, part.extents);
   }
 
   void read() {
@@ -345,11 +311,11 @@ class PartFingerprint {
     std::uint64_t total = 0;
     for (std::size_t i = 0; i < jobs_.size(); ++i) {
       const TensorPart& part = parts_[jobs_[i].part];
-      const PartBox all = box_of(part, 0, 0);
-      merge::PlacedBox placed{part.tensor, all.spec.shape, all.box.begin};
+      const merge::OwnedBox all = box_of(part);
+      merge::PlacedBox placed{part.tensor, part.whole.empty() ? all.extents : part.whole, all.begin};
       for (std::size_t dim = 0; dim < placed.begin.size(); ++dim) {
         // Packed tensors refuse even a slice of everything in a dimension that ends inside a byte.
-        if (jobs_[i].box.extents[dim] == all.box.extents[dim]) continue;
+        if (jobs_[i].box.extents[dim] == all.extents[dim]) continue;
         const std::int64_t begin = jobs_[i].box.begin[dim] - placed.begin[dim];
         placed.view = placed.view.slice(dim, begin, begin + jobs_[i].box.extents[dim]);
         placed.begin[dim] += begin;
@@ -380,29 +346,61 @@ class PartFingerprint {
     }
   }
 
-  // Runs step 4.
-  Fingerprint spread(Fingerprint fingerprint) {
-    if (!is_first()) {
-      const std::vector<std::byte> text = receive(0);
-      return parse_fingerprint({reinterpret_cast<const char*>(text.data()), text.size()});
-    }
-    if (group_.size() == 1) return fingerprint;
-    const std::string text = fingerprint.text();
-    for (int rank = 1; rank < group_.size(); ++rank) send(rank, std::as_bytes(std::span(text)));
-    return fingerprint;
-  }
-
   const std::span<const TensorPart> parts_;
   group::BaseGroup& group_;
   const FingerprintOptions& options_;
   // Used on rank 0.
-  std::vector<std::vector<std::byte>> lists_;  // of the other ranks
   std::optional<PartTensors> tensors_;
   std::vector<std::vector<std::uint64_t>> all_remainders_;  // by rank
   // Used on all ranks.
   std::vector<BoxJob> jobs_;
   std::vector<std::uint64_t> remainders_;
 };
+
+/// Collective. Returns, on all ranks, whether rank 0 wants a plan or a dtype, or a rank has a tensor on a GPU.
+bool needs_windows(std::span<const TensorPart> parts, Group& group, const FingerprintOptions& options) {
+  const bool is_changed = group.rank() == 0 && (!options.plan.empty() || options.dtype);
+  const bool has_device =
+      std::ranges::any_of(parts, [](const TensorPart& part) { return !part.tensor.device().is_host(); });
+  const std::uint8_t mine = is_changed || has_device ? 1 : 0;
+  std::vector<std::uint8_t> all(static_cast<std::size_t>(group.size()));
+  group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), {.phase = first_phase});
+  return std::ranges::find(all, 1) != all.end();
+}
+
+std::optional<Fingerprint> fingerprint_through_windows(std::span<const TensorPart> parts, Group& group,
+                                                       const FingerprintOptions& options, trace::Span& span) {
+  const ExportOptions wanted{.writers = Writers::all,
+                             .source_layout = options.source_layout,
+                             .dtype = options.dtype,
+                             .cast_all = options.cast_all,
+                             .base_model = options.base_model,
+                             .select = options.select,
+                             .exclude = options.exclude,
+                             .fingerprint = true,
+                             .progress = options.progress};
+  Request request = request_of({}, options.plan, wanted);
+  request.by_boxes = options.plan.empty();
+  request.looks_only = true;
+  ExportRun run(group, request, {}, wanted, [&](Group& ranks) {
+    if (ranks.rank() == 0) check_options(options);
+    return std::make_unique<LiveTensors>(parts, ranks);
+  });
+  return run.take_fingerprint(span);
+}
+
+/// Collective. Returns the fingerprint of rank 0 on all ranks.
+Fingerprint spread(group::BaseGroup& group, std::optional<Fingerprint> fingerprint) {
+  const WaitOptions wait{.phase = "fingerprint"};
+  if (group.rank() != 0) {
+    const std::vector<std::byte> text = group.receive(0, longest_answer, wait, group::Subject::exchange);
+    return parse_fingerprint({reinterpret_cast<const char*>(text.data()), text.size()});
+  }
+  const std::string text = group.size() == 1 ? std::string() : fingerprint->text();
+  for (int rank = 1; rank < group.size(); ++rank)
+    group.send(rank, std::as_bytes(std::span(text)), wait, group::Subject::exchange);
+  return std::move(*fingerprint);
+}
 
 }  // namespace
 
@@ -414,9 +412,11 @@ void refuse_fingerprint(Group& group, const Error& failure) {
 
 Fingerprint fingerprint(std::span<const TensorPart> parts, Group& group, const FingerprintOptions& options) {
   const group::GroupLock use(group);
-  const trace::Span span(trace::SpanKind::phase, "fingerprint", group::inside(group).operations().next());
+  trace::Span span(trace::SpanKind::phase, "fingerprint", group::inside(group).operations().next());
   const FailOnStop on_stop = fail_on_stop(group, options.stop);
-  return PartFingerprint(parts, group, options).run();
+  return spread(group::inside(group), needs_windows(parts, group, options)
+                                          ? fingerprint_through_windows(parts, group, options, span)
+                                          : PartFingerprint(parts, group, options).run());
 }
 
 }  // namespace muster

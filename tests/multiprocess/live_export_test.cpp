@@ -16,8 +16,10 @@
 #include <thread>
 #include <vector>
 
+#include "muster/fingerprint.hpp"
 #include "muster/gather.hpp"
 #include "muster/log.hpp"
+#include "src/core/crc64.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/failing_call.hpp"
 #include "tests/support/forked_ranks.hpp"
@@ -166,7 +168,6 @@ TEST_CASE("each mistake in units is one error on all ranks, and leaves no output
     fails(ErrorKind::invalid_argument, "no unit has a selected tensor", source_of({}));
     fails(ErrorKind::invalid_argument, "cast_all", source_of({good}), {.dtype = DType::bf16});
     fails(ErrorKind::invalid_argument, "resume", source_of({good}), {.resume = true});
-    fails(ErrorKind::unsupported, "units are exported by boxes only", source_of({good}), {}, "llama");
     int calls = 0;
     fails(ErrorKind::io, "the layer is broken", [&]() -> std::optional<std::vector<TensorPart>> {
       if (++calls == 2 && rank == 1) throw std::runtime_error("the layer is broken");
@@ -178,6 +179,98 @@ TEST_CASE("each mistake in units is one error on all ranks, and leaves no output
     const auto large = rows_of_rank(group, "w", pattern(DType::u8, {6, 200'000}, 1));
     fails(ErrorKind::out_of_space, "rank 2", source_of({large}), {.writers = Writers::all});
   });
+}
+
+TEST_CASE("units with the names of a plan give the model of the whole export, and its fingerprint") {
+  const TemporaryDirectory work(Medium::memory);
+  std::ofstream(work / "plan.json")
+      << R"({"muster_plan": 1, "layers": {"match": "layers.#.*", "renumber": true}, "rules": [
+    {"match": "embed.weight", "action": "concat", "dim": 0}, {"match": "head.weight", "action": "tie", "with": "embed.weight"},
+    {"match": "*.q.weight", "action": "concat", "dim": 0}, {"match": "*.q.weight_scale", "action": "concat", "dim": 0},
+    {"match": "norm", "action": "same"}, {"match": "unused", "action": "same"}]})";
+  std::map<std::string, Tensor> wholes = {{"embed.weight", pattern(DType::bf16, {10, 4}, 1)},
+                                          {"norm", pattern(DType::f32, {7}, 2)}};
+  for (std::uint64_t layer = 0; layer < 4; ++layer) {
+    wholes.emplace("layers." + std::to_string(layer) + ".q.weight", pattern(DType::f32, {6, 5}, 10 + layer));
+    wholes.emplace("layers." + std::to_string(layer) + ".q.weight_scale", pattern(DType::f32, {6, 1}, 20 + layer));
+  }
+  const auto ended = try_ranks(4, [&](Group& group) {
+    const ParallelLayout layout{.tensor = 2, .pipeline = 2};
+    const auto at = layout.coordinates(group.rank());
+    const auto half = [&](const std::string& name, const Tensor& whole) -> TensorPart {
+      const std::int64_t rows = whole.shape()[0] / 2;
+      return {name, Tensor(whole.view().slice(0, at.tensor * rows, (at.tensor + 1) * rows), whole.owner())};
+    };
+    const auto layer = [&](int number, int named) {
+      std::vector<TensorPart> parts;
+      for (const char* kind : {".q.weight", ".q.weight_scale"})
+        parts.push_back(
+            half("layers." + std::to_string(named) + kind, wholes.at("layers." + std::to_string(number) + kind)));
+      return parts;
+    };
+    using Units = std::vector<std::vector<TensorPart>>;
+    const auto source_of = [](Units units) {
+      return [units = std::move(units), next = std::size_t{0}]() mutable -> std::optional<std::vector<TensorPart>> {
+        if (next == units.size()) return std::nullopt;
+        return units[next++];
+      };
+    };
+    const int first = at.pipeline * 2;
+    Units units = {layer(first, first), layer(first + 1, first + 1), {}};
+    const Tensor embed = wholes.at("embed.weight");
+    if (at.pipeline == 0) units[0].push_back(half("embed.weight", embed));
+    if (at.pipeline == 1) units[0].push_back(half("head.weight", embed));
+    if (at.pipeline == 1) units[2].push_back({"norm", wholes.at("norm")});
+    ExportOptions options{.source_layout = layout, .fingerprint = true};
+    const std::string plan = work / "plan.json";
+    const ExportReport report = export_model(source_of(units), work / "out", plan, group, options);
+    std::vector<TensorPart> all;
+    for (const auto& unit : units) all.insert(all.end(), unit.begin(), unit.end());
+    const FingerprintOptions as_exported{.plan = plan, .source_layout = layout};
+    const Fingerprint print = fingerprint(all, group, as_exported);
+    RANK_CHECK(print.tensors.size() == wholes.size());
+    for (const TensorFingerprint& tensor : print.tensors)
+      RANK_CHECK(tensor.crc == crc64(wholes.at(tensor.name).bytes()));
+    if (group.rank() == 0) {
+      check_output(work / "out", wholes);
+      RANK_CHECK(*report.fingerprint == print);
+      RANK_CHECK(report.manifest.notes == std::vector<std::string>{"plan \"" + plan + "\": no tensor has rule 6"});
+      RANK_CHECK(report.manifest.dropped.size() == 1 && report.manifest.plan == plan);
+    }
+    // A dtype changes the elements, and a cast checkpoint has the same fingerprint.
+    options.dtype = DType::bf16;
+    options.cast_all = true;
+    const ExportReport cast = export_model(source_of(units), work / "cast", plan, group, options);
+    const Fingerprint of_cast =
+        fingerprint(all, group, {.plan = plan, .dtype = DType::bf16, .cast_all = true, .source_layout = layout});
+    if (group.rank() == 0) RANK_CHECK(*cast.fingerprint == of_cast && of_cast != print);
+    const auto refused = [&](ErrorKind kind, const std::string& words, Units wrong) {
+      error_of(kind, {words}, [&] {
+        export_model(source_of(std::move(wrong)), work / "not", plan, group, {.source_layout = layout});
+      });
+    };
+    // The stages count their layers from 0.
+    refused(ErrorKind::invalid_argument, "pipeline stages 0 and 1 have it", {layer(first, 0)});
+    refused(ErrorKind::invalid_argument, "it is in two units",
+            at.pipeline == 0 ? Units{layer(0, 0), {}} : Units{{}, layer(2, 0)});
+    Units apart = {layer(first, first), {}};
+    apart[1].push_back(apart[0].back());
+    apart[0].pop_back();
+    refused(ErrorKind::invalid_argument, "Pass a weight and its scales in one unit", apart);
+    if (at.pipeline == 1) units[0].back() = half("head.weight", pattern(DType::bf16, {10, 4}, 5));
+    refused(ErrorKind::rank_mismatch, "ties them", units);
+    // The result has one of two tied tensors, so they are compared even if replicas are not.
+    error_of(ErrorKind::rank_mismatch, {"ties them"}, [&] {
+      export_model(source_of(units), work / "not", plan, group, {.source_layout = layout, .check_replicas = false});
+    });
+    group.barrier();
+  });
+  check_ended(ended);
+  for (const Ended& rank : ended) {
+    CAPTURE(rank.words);
+    CHECK(rank.ok());
+  }
+  CHECK(names_in(work.path()) == std::vector<std::string>{"cast", "out", "plan.json"});
 }
 
 TEST_CASE("ranks that pass their tensors under the names of a plan export the model") {

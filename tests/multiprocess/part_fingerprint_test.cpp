@@ -128,10 +128,12 @@ TEST_CASE("parts that do not fit together are one error on all ranks, and the gr
     // A partial overlap.
     fails(ErrorKind::rank_mismatch, {"\"w\"", "rank 2 have different values"},
           is_last ? Parts{row("w", 1, 2, 2)} : good);
-    fails(ErrorKind::invalid_argument, {"\"w\"", "not inside the whole"},
+    fails(ErrorKind::invalid_argument, {"\"w\"", "out of range for the whole"},
           is_last ? Parts{{"w", test::pattern(DType::bf16, {2, 3}, 1), {4, 3}, {3, 0}}} : good);
     fails(ErrorKind::not_found, {"no tensor has a selected name"}, good, {.select = "nothing"});
-    fails(ErrorKind::unsupported, {"Leave out the other options"}, good, {.plan = "llama"});
+    fails(ErrorKind::unsupported, {"job_id", "Leave them out"}, good, {.job_id = "job"});
+    fails(ErrorKind::unsupported, {"job_id", "Leave them out"}, good, {.plan = "llama", .job_id = "job"});
+    fails(ErrorKind::invalid_argument, {"the plan describes the parts"}, good, {.plan = "llama"});
     const Tensor whole = test::pattern(DType::bf16, {4, 3}, 1);
     RANK_CHECK(fingerprint(good, group).tensors.at(0).crc == crc64(whole.bytes()));
     RANK_CHECK(fingerprint({}, group).tensors.empty());

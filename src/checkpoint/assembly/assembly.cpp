@@ -60,10 +60,11 @@ class AssemblyFiles {
 
   /// Writes an item's bytes. Throws Error(out_of_space | io).
   void write(const Step& step, std::span<const std::byte> bytes) {
-    const auto target = file(step.file);
-    target->write_at(step.offset, bytes);
-    // Starts writeback, so that the disk is busy while the next bytes are copied, and the sync at the end is short.
-    target->start_writeback(step.offset, bytes.size());
+    if (const auto target = file(step.file)) {
+      target->write_at(step.offset, bytes);
+      // Starts writeback, so that the disk is busy while the next bytes are copied, and the sync at the end is short.
+      target->start_writeback(step.offset, bytes.size());
+    }
     add_remainders(step, bytes);
     if (!on_written_) return;
     const std::uint64_t hash = XXH3_64bits(bytes.data(), bytes.size());
@@ -85,8 +86,10 @@ class AssemblyFiles {
       std::swap(last.file, file.file);
       std::swap(last.parts, file.parts);
     }
-    last.file->sync();
-    last.file->close();
+    if (last.file) {
+      last.file->sync();
+      last.file->close();
+    }
     if (on_written_) on_written_(step.file, last.parts);
     const std::lock_guard lock(mutex_);
     files_[step.file].steps_left = 0;
@@ -116,11 +119,13 @@ class AssemblyFiles {
     }
   }
 
+  // Returns null if the target has no place.
   std::shared_ptr<os::WritableFile> file(std::uint32_t number) {
     const std::lock_guard lock(mutex_);
     const FileTarget& target = targets_[number];
     std::shared_ptr<os::WritableFile>& file = files_.at(number).file;
-    if (!file) file = std::make_shared<os::WritableFile>(os::WritableFile::open(target.place, target.name));
+    if (!file && !target.place.empty())
+      file = std::make_shared<os::WritableFile>(os::WritableFile::open(target.place, target.name));
     return file;
   }
 

@@ -66,7 +66,7 @@ struct Step {
 /// The path of a file of the plan while it is being written, and its name in messages.
 struct FileTarget {
   std::string name;
-  std::string place;
+  std::string place;  ///< empty: the bytes are not kept, and only remainders are computed
   /// Where its tensors end, in ascending order; empty: no remainders of its tensors are wanted. Set like `place`.
   std::vector<std::uint64_t> ends = {};
 };

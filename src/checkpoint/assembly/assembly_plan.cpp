@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "muster/error.hpp"
+#include "src/base/byte_archive.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/formats/safetensors.hpp"
 
@@ -256,66 +257,6 @@ class Planning {
   bool is_open_ = false;
 };
 
-// Serialises a process's work, to be sent from process 0 to the others. Both run the same build: the versions were
-// compared at the rendezvous. describe() defines the format once, for both directions.
-class Writing {
- public:
-  template <class... T>
-  void values(const T&... values) {
-    (put(std::as_bytes(std::span(&values, 1))), ...);
-  }
-  template <class List>
-  void count(const List& list, std::size_t /*least*/ = 1) {
-    values(static_cast<std::uint64_t>(list.size()));
-  }
-  template <class List>
-  void all(const List& list) {
-    static_assert(std::is_trivially_copyable_v<typename List::value_type>);
-    count(list);
-    put(std::as_bytes(std::span(list)));
-  }
-  std::vector<std::byte> take() { return std::move(bytes_); }
-
- private:
-  void put(std::span<const std::byte> part) { bytes_.insert(bytes_.end(), part.begin(), part.end()); }
-  std::vector<std::byte> bytes_;
-};
-
-class WorkReader {
- public:
-  explicit WorkReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  template <class... T>
-  void values(T&... values) {
-    (get(std::as_writable_bytes(std::span(&values, 1))), ...);
-  }
-  /// Each item takes some bytes of the message, so a forged count cannot make this allocate more than a multiple of its
-  /// size.
-  template <class List>
-  void count(List& list, std::size_t least = 1) {
-    std::uint64_t count = 0;
-    values(count);
-    if (count > bytes_.size() / least) refuse();
-    list.resize(count);
-  }
-  template <class List>
-  void all(List& list) {
-    count(list, sizeof(typename List::value_type));
-    get(std::as_writable_bytes(std::span(list)));
-  }
-  void end() const {
-    if (!bytes_.empty()) refuse();
-  }
-
- private:
-  [[noreturn]] static void refuse() { throw Error(ErrorKind::corrupt, "the work list of a process is malformed"); }
-  void get(std::span<std::byte> target) {
-    if (bytes_.size() < target.size()) refuse();
-    std::ranges::copy(bytes_.first(target.size()), target.begin());
-    bytes_ = bytes_.subspan(target.size());
-  }
-  std::span<const std::byte> bytes_;
-};
-
 template <class Archive, class Work>
 void describe(Archive& archive, Work& work) {
   archive.values(work.turns, work.written, work.window_bytes, work.depth);
@@ -400,13 +341,13 @@ AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const st
 }
 
 std::vector<std::byte> encode_work(const ProcessWork& work) {
-  Writing out;
+  ByteWriter out;
   describe(out, work);
   return out.take();
 }
 
 ProcessWork decode_work(std::span<const std::byte> bytes) {
-  WorkReader in(bytes);
+  ByteReader in(bytes, "the work list of a rank");
   ProcessWork work;
   describe(in, work);
   in.end();

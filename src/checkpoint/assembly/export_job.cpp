@@ -264,7 +264,8 @@ class Casting {
 /// Sets the job's tensors of all ranks, as its plan views them.
 void view_shards(const Request& request, ExportJob& job, const std::vector<ShardListing>& listings,
                  const ParallelLayout& layout) {
-  if (!listings.empty()) fit_to(job.plan, listings.front().tensors, layout.tensor);
+  // The shapes of a unit may not determine the numbers of heads, so that units might guess differently.
+  if (!listings.empty() && !request.is_unit) fit_to(job.plan, listings.front().tensors, layout.tensor);
   for (const ShardListing& listing : listings) {
     for (std::size_t i = 0; !request.by_boxes && i < listing.places.size(); ++i)
       if (listing.places[i].whole != listing.tensors[i].spec.shape)
@@ -287,11 +288,18 @@ Arrangement arranged(const Request& request, const ExportJob& job, const Paralle
   if (request.by_boxes)
     return arrange_boxes(job.plan, job.ranks,
                          {.is_balanced = request.is_balanced, .check_replicas = request.check_replicas});
-  Arrangement arrangement = arrange(job.plan, layout, job.ranks);
+  Arrangement arrangement = arrange(job.plan, layout, job.ranks, request.is_unit ? Extent::unit : Extent::model);
   if (request.check_replicas) return arrangement;
+  const auto name_of = [&](const SourceRef& ref) -> const std::string& {
+    return job.ranks[static_cast<std::size_t>(ref.rank)].tensors[ref.index].name;
+  };
   for (ArrangedTensor& tensor : arrangement.tensors) {
-    for (const auto& set : tensor.equal) tensor.unused.insert(tensor.unused.end(), set.begin(), set.end());
-    tensor.equal.clear();
+    // Tied tensors have several names. They are no replicas: the result has only one of them.
+    const auto replicas = std::ranges::stable_partition(tensor.equal, [&](const std::vector<SourceRef>& set) {
+      return std::ranges::any_of(set, [&](const SourceRef& ref) { return name_of(ref) != name_of(set.front()); });
+    });
+    for (const auto& set : replicas) tensor.unused.insert(tensor.unused.end(), set.begin(), set.end());
+    tensor.equal.erase(replicas.begin(), replicas.end());
   }
   return arrangement;
 }
@@ -418,7 +426,7 @@ Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> mode
                                    {},
                                    {}});
   }
-  note_unused_rules(plan, arrangement);
+  note_unused_rules(plan, rules_used(arrangement), arrangement.notes);
   return arrangement;
 }
 
@@ -443,7 +451,7 @@ Request request_of(const std::string& path, const std::string& plan, const Expor
 ExportJob plan_job(const Request& request, const ExportSource& source, std::vector<ShardListing> listings) {
   std::ranges::sort(listings, {}, &ShardListing::rank);
   std::vector<std::string> notes = source.notes();
-  ModelFacts facts = request.is_unit ? ModelFacts() : source.facts(request, notes);
+  ModelFacts facts = request.is_unit && request.by_boxes ? ModelFacts() : source.facts(request, notes);
   const Config* const config = facts.config ? &*facts.config : nullptr;
   const Config* const own = facts.is_own ? config : nullptr;
   const bool is_whole = !request.looks_only && !request.is_unit;
@@ -466,8 +474,10 @@ ExportJob plan_job(const Request& request, const ExportSource& source, std::vect
     Casting(request, arrangement, base)(job, arrangement, notes);
     arrangement = arranged(request, job, layout);
   }
-  fit_to(job.plan, specs_of(arrangement));
-  check_against_config(job.plan, specs_of(arrangement));
+  if (!request.is_unit) {
+    fit_to(job.plan, specs_of(arrangement));
+    check_against_config(job.plan, specs_of(arrangement));
+  }
   keep_selected(arrangement, request);
   if (is_whole) {
     const std::vector<NamedSpec> model = specs_of(arrangement);

@@ -16,11 +16,9 @@
 #include "src/checkpoint/assembly/checksums.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/checkpoint/model/output_directory.hpp"
-#include "src/core/descriptor.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/process.hpp"
-#include "src/os/shared_memory.hpp"
 #include "src/trace/span.hpp"
 #include "src/workspace/discovery.hpp"
 
@@ -38,72 +36,6 @@ bool is_spread(const Group& group) {
   for (int rank = 1; rank < group.size(); ++rank)
     if (group.host_of(rank) != group.host_of(0)) return true;
   return false;
-}
-
-/// Encodes the listings of a process, for rank 0.
-std::vector<std::byte> encode_listings(const ExportSource& mine) {
-  ConfigArray shards;
-  for (const ShardListing& listing : mine.listings()) shards.push_back(to_config(listing));
-  const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
-  const Config value = Config::object({{"shards", std::move(shards)},
-                                       {"room", room.bytes},
-                                       {"limit", std::string(os::to_string(room.limit))},
-                                       {"whole", mine.whole()}});
-  return core::encode_descriptor(value, [](const Tensor&) { return std::nullopt; });
-}
-
-/// Collective. Every rank sends rank 0 its listings, by messages, which every kind of group supports. Returns them on
-/// rank 0, by rank.
-std::vector<std::vector<std::byte>> gather_listings(group::BaseGroup& group, std::vector<std::byte> mine) {
-  const WaitOptions wait{.phase = "export: gathering the lists of tensors"};
-  std::vector<std::vector<std::byte>> told;
-  told.push_back(std::move(mine));
-  if (group.rank() != 0) {
-    group.send(0, told.front(), wait, group::Subject::exchange);
-    return {};
-  }
-  for (int rank = 1; rank < group.size(); ++rank)
-    told.push_back(group.receive(rank, longest_message, wait, group::Subject::exchange));
-  return told;
-}
-
-/// Parses the result of gather_listings(); `whole` is rank 0's. Adds one entry per rank to `rooms`.
-std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> told, const std::string& whole,
-                                        std::vector<RankRoom>& rooms) {
-  std::vector<ShardListing> listings;
-  for (const auto& message : told) {
-    const Config value =
-        core::decode_descriptor(message, [](DType, const Shape&, std::uint64_t, core::TensorLocation) -> Tensor {
-          throw Error(ErrorKind::corrupt, "malformed list of tensors: the message of a rank contains tensors");
-        });
-    for (const Config& listing : value.at("shards").as_array()) listings.push_back(listing_from_config(listing));
-    if (value.at("whole").as_string() != whole)
-      throw Error(
-          ErrorKind::rank_mismatch,
-          fmt::format(
-              "rank {} and rank 0 read different files of the checkpoint. Export it after it is complete on all hosts",
-              rooms.size()),
-          {.rank = static_cast<int>(rooms.size())});
-    rooms.push_back({value.at("room").as_uint(), value.at("limit").as_string()});
-  }
-  return listings;
-}
-
-/// `needed` is the shared memory that each rank will use. Throws Error(out_of_space) if a host has less than its ranks
-/// need.
-void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed) {
-  std::map<int, std::uint64_t> by_host;
-  for (int rank = 0; rank < group.size(); ++rank)
-    by_host[group.host_of(rank)] += needed[static_cast<std::size_t>(rank)];
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const RankRoom& room = rooms[static_cast<std::size_t>(rank)];
-    const std::uint64_t all = by_host[group.host_of(rank)];
-    if (all <= room.bytes) continue;
-    throw Error(ErrorKind::out_of_space,
-                fmt::format("too little shared memory for the windows of an export: needed {} bytes on host {}, "
-                            "available {} ({}). Lower the memory budget, or give the job more memory",
-                            all, group.info(rank).host, room.bytes, room.limit));
-  }
 }
 
 /// Waits until the directory that rank 0 has made is visible to this rank. Its name is new on every host, so no other
@@ -154,6 +86,13 @@ ExportReport ExportRun::run(trace::Span& span) {
   return complete();
 }
 
+std::optional<Fingerprint> ExportRun::take_fingerprint(trace::Span& span) {
+  prepare(span);
+  assemble_files();
+  if (!is_first()) return std::nullopt;
+  return fingerprint_.take({}, {}, {});
+}
+
 void ExportRun::prepare(trace::Span& span) {
   std::vector<std::byte> mine;
   agree_on(*group_, "export: opening the shards", [&] {
@@ -169,7 +108,7 @@ void ExportRun::prepare(trace::Span& span) {
   span.add_bytes(work_.written);
   if (is_spread(*group_))
     agree_on(*group_, "export: opening the output", [&] {
-      if (work_.written != 0) look_for_output(*group_, work_.directory);
+      if (work_.written != 0 && !work_.directory.empty()) look_for_output(*group_, work_.directory);
     });
   if (!source_->is_lasting()) compare_early();
 }
@@ -237,11 +176,11 @@ bool ExportRun::list_unit(std::uint64_t number) {
   const std::vector<std::vector<std::byte>> told = gather_listings(*group_, std::move(mine));
   agree_on(*group_, "export: planning", [&] {
     if (!is_first()) return;
-    rooms_.clear();
     found_.clear();
     Request request = request_;
     request.is_unit = true;
     job_.emplace(plan_job(request, *source_, read_listings(told, source_->whole(), rooms_)));
+    for (const TensorMapping& tensor : job_->account.tensors) unit_of_[tensor.origin] = number;
     assign_work();
   });
   hashes_.clear();
@@ -268,8 +207,26 @@ std::vector<FileTarget> ExportRun::grow() {
   return growing_->add(std::move(tensors), job_->outputs.files);
 }
 
+// A plan merges a scale as its weight was cut.
+void ExportRun::check_scales() const {
+  for (const auto& [name, unit] : unit_of_)
+    for (const std::string& weight : weights_of_scale(name))
+      if (const auto found = unit_of_.find(weight); found != unit_of_.end() && found->second != unit)
+        throw Error(ErrorKind::invalid_argument,
+                    fmt::format("tensor {}: it is in unit {}, and its weight {} in unit {}. Pass a weight and its "
+                                "scales in one unit",
+                                in_quotes(name), unit, in_quotes(weight), found->second));
+}
+
 // Runs on rank 0, after the last unit: checks the whole model, and gives the files their headers and names.
 void ExportRun::finish_units() {
+  if (!request_.by_boxes) {
+    check_scales();
+    std::set<std::size_t> used;
+    for (const auto* const tensors : {&units_.tensors, &units_.dropped})
+      for (const TensorMapping& tensor : *tensors) used.insert(tensor.rule);
+    note_unused_rules(job_->plan, used, units_.notes);
+  }
   const std::string stem(options_.base_model.empty() ? "model" : model_stem(options_.base_model));
   GrowingFiles::Finished finished = growing_->finish(stem);
   std::map<std::string_view, std::string_view> files(finished.weights.begin(), finished.weights.end());
@@ -321,6 +278,17 @@ std::vector<std::size_t> ExportRun::contributed() const {
 // Runs step 3, on rank 0.
 void ExportRun::plan(std::vector<ShardListing> listings) {
   const trace::Span span(trace::SpanKind::phase, "export: planning");
+  if (has_output()) check_request();
+  const bool by_network = has_output() && is_spread(*group_) && os::file_system_of(folder_of(out_)).is_network;
+  const bool all_have_all = !source_->whole().empty();
+  report_.writers = writers_of(options_, all_have_all, by_network);
+  request_.is_balanced = report_.writers == Writers::all;
+  job_.emplace(plan_job(request_, *source_, std::move(listings)));
+  if (has_output()) open_output();
+  assign_work();
+}
+
+void ExportRun::check_request() const {
   if (!request_.path.empty()) check_not_source(request_.path, out_);
   check_files(options_.files);
   if (!options_.base_model.empty()) check_not_source(options_.base_model, out_);
@@ -331,13 +299,6 @@ void ExportRun::plan(std::vector<ShardListing> listings) {
     throw Error(
         ErrorKind::invalid_argument,
         "fingerprint: shards have parts of tensors. Leave it out, and take the fingerprint of the shards later");
-  const bool by_network = is_spread(*group_) && os::file_system_of(folder_of(out_)).is_network;
-  const bool all_have_all = !source_->whole().empty();
-  report_.writers = writers_of(options_, all_have_all, by_network);
-  request_.is_balanced = report_.writers == Writers::all;
-  job_.emplace(plan_job(request_, *source_, std::move(listings)));
-  open_output();
-  assign_work();
 }
 
 void ExportRun::assign_work() {
@@ -350,8 +311,8 @@ void ExportRun::assign_work() {
   AssemblyShape shape{group_->size(), report_.writers, windows.bytes, windows.depth};
   shape.all_have_all = all_have_all;
   for (int rank = 0; rank < group_->size(); ++rank) shape.hosts.push_back(group_->host_of(rank));
-  shape.one_host_a_file = is_spread(*group_) && os::file_system_of(output_->partial()).is_network;
-  const std::string& partial = output_->partial();
+  const std::string partial = has_output() ? output_->partial() : std::string();
+  shape.one_host_a_file = has_output() && is_spread(*group_) && os::file_system_of(partial).is_network;
   std::vector<FileTarget> targets;
   if (growing_) targets = grow();
   assembly_ = plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, shape, there_);
@@ -359,8 +320,11 @@ void ExportRun::assign_work() {
   if (growing_) growing_->place(assembly_.files);
   for (std::size_t i = targets.size(); i < assembly_.files.size(); ++i) {
     const FilePlan& file = assembly_.files[i];
-    targets.push_back(there_.contains(file.name) ? FileTarget{partial + "/" + file.name, {}}
-                                                 : grow_file(partial, file));
+    if (!has_output())
+      targets.push_back({file.name, {}});
+    else
+      targets.push_back(there_.contains(file.name) ? FileTarget{partial + "/" + file.name, {}}
+                                                   : grow_file(partial, file));
   }
   if (options_.fingerprint) ask_for_remainders(assembly_.files, there_, targets);
   for (ProcessWork& work : assembly_.processes) {
@@ -489,7 +453,7 @@ void ExportRun::assemble_files() {
 // Runs on rank 0.
 void ExportRun::complete_file(std::uint32_t number, Journal* journal) {
   FilePlan& file = assembly_.files[number];
-  if (growing_ || there_.contains(file.name)) return;
+  if (!has_output() || growing_ || there_.contains(file.name)) return;
   add_piece_checksums(file, work_.targets[number].place, [&] { go_on(*group_); });
   finish_file(file, work_.targets[number]);
   os::sync_directory(work_.directory);

@@ -39,17 +39,12 @@
 #include "src/checkpoint/assembly/export_job.hpp"
 #include "src/checkpoint/assembly/export_source.hpp"
 #include "src/checkpoint/assembly/growing_files.hpp"
+#include "src/checkpoint/assembly/listing_exchange.hpp"
 #include "src/checkpoint/model/output_directory.hpp"
 #include "src/group/group.hpp"
 #include "src/trace/span.hpp"
 
 namespace muster {
-
-/// The shared memory that a rank has left.
-struct RankRoom {
-  std::uint64_t bytes = 0;
-  std::string limit;  ///< the kind of memory that imposes the limit
-};
 
 /// One export on one rank.
 class ExportRun {
@@ -66,6 +61,10 @@ class ExportRun {
   /// The same for tensors that arrive unit by unit: each call of Open returns the next unit, or null after the last
   /// one. Steps 1 to 6 run for each unit, whose tensors are appended to files (growing_files.hpp).
   ExportReport run_units(trace::Span& span);
+
+  /// Runs the steps 1 to 6 without an output, and returns the fingerprint of the result on rank 0. `out` must be empty,
+  /// and ExportOptions::fingerprint set. Collective. Throws as run().
+  std::optional<Fingerprint> take_fingerprint(trace::Span& span);
 
   /// Runs the steps up to 4. Throws as run().
   void prepare(trace::Span& span);
@@ -84,12 +83,15 @@ class ExportRun {
   using Clock = std::chrono::steady_clock;
 
   [[nodiscard]] bool is_first() const { return group_->rank() == 0; }
+  [[nodiscard]] bool has_output() const { return !out_.empty(); }
   [[nodiscard]] OutputChoice choice() const { return {options_.force, options_.stale_after}; }
   void plan(std::vector<ShardListing> listings);
+  void check_request() const;
   void assign_work();
   void open_growing();
   bool list_unit(std::uint64_t number);
   std::vector<FileTarget> grow();
+  void check_scales() const;
   void finish_units();
   void open_output();
   void verify_files(const FinishedFiles& journal);
@@ -123,8 +125,10 @@ class ExportRun {
   std::optional<OutputDirectory> output_;
   std::optional<GrowingFiles> growing_;  // set if tensors arrive unit by unit
   ExportManifest units_;                 // of all units
-  ExportFingerprint fingerprint_;        // of all files that are written
-  std::set<std::string> there_;          // names of files that already exist and are verified
+  /// With a plan: the units of tensors, by the names on their ranks.
+  std::map<std::string, std::uint64_t, std::less<>> unit_of_;
+  ExportFingerprint fingerprint_;  // of all files that are written
+  std::set<std::string> there_;    // names of files that already exist and are verified
   /// Hashes by set, process and index in its list.
   std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::pair<std::uint64_t, std::uint64_t>> found_;
 };

@@ -38,12 +38,6 @@ bool is_same_plan(const std::string& a, const std::string& b) {
   }
 }
 
-Shape numbers_of(const Config& list) {
-  Shape numbers;
-  for (const Config& number : list.as_array()) numbers.push_back(number.as_int());
-  return numbers;
-}
-
 }  // namespace
 
 RankTensors to_rank_tensors(ShardListing listing) {
@@ -56,45 +50,6 @@ RankTensors to_rank_tensors(ShardListing listing) {
   tensors.blocked = std::move(listing.facts->blocked);
   tensors.is_ours = true;
   return tensors;
-}
-
-Config to_config(const ShardListing& listing) {
-  ConfigArray tensors;
-  for (const auto& [name, spec] : listing.tensors)
-    tensors.push_back(
-        Config::array({name, static_cast<int>(spec.dtype), ConfigArray(spec.shape.begin(), spec.shape.end())}));
-  ConfigArray places;
-  for (const auto& [whole, offset] : listing.places)
-    places.push_back(
-        Config::array({ConfigArray(whole.begin(), whole.end()), ConfigArray(offset.begin(), offset.end())}));
-  return Config::object({{"rank", listing.rank},
-                         {"places", std::move(places)},
-                         {"tensors", std::move(tensors)},
-                         {"facts", listing.facts ? Config(shard_facts_text(*listing.facts)) : Config()},
-                         {"identity", listing.identity},
-                         {"set", listing.set},
-                         {"layout", listing.layout ? Config(to_string(*listing.layout)) : Config()}});
-}
-
-ShardListing listing_from_config(const Config& config) {
-  ShardListing listing{config.at("rank").as<int>()};
-  for (const Config& item : config.at("tensors").as_array()) {
-    const auto dtype = dtype_from_number(item.at(std::size_t{1}).as<std::uint8_t>());
-    if (!dtype) throw Error(ErrorKind::corrupt, "malformed list of tensors of a shard: unknown dtype");
-    NamedSpec& tensor = listing.tensors.emplace_back(NamedSpec{item.at(std::size_t{0}).as_string(), {*dtype, {}}});
-    tensor.spec.shape = numbers_of(item.at(std::size_t{2}));
-  }
-  for (const Config& item : config.at("places").as_array())
-    listing.places.push_back({numbers_of(item.at(std::size_t{0})), numbers_of(item.at(std::size_t{1}))});
-  if (!listing.places.empty() && listing.places.size() != listing.tensors.size())
-    throw Error(ErrorKind::corrupt, "malformed list of tensors of a shard: it has another number of places");
-  if (const Config& facts = config.at("facts"); facts.is_string())
-    listing.facts = parse_shard_facts({{std::string(shard_metadata_key), facts.as_string()}});
-  listing.identity = config.at("identity").as_string();
-  listing.set = config.at("set").as_string();
-  if (const Config& layout = config.at("layout"); layout.is_string())
-    listing.layout = ParallelLayout::parse(layout.as_string());
-  return listing;
 }
 
 ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given) {

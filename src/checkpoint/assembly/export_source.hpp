@@ -30,10 +30,6 @@ struct ShardListing {
 };
 RankTensors to_rank_tensors(ShardListing listing);
 
-Config to_config(const ShardListing& listing);
-/// Throws Error(corrupt) if the config is not a listing.
-ShardListing listing_from_config(const Config& config);
-
 /// Returns the layout of all ranks' shards: `given`, or else the recorded one, or else tensor parallelism alone. Throws
 /// Error(invalid_argument) if `given` has another number of ranks, and Error(rank_mismatch) if the shards record
 /// different layouts.

@@ -205,12 +205,8 @@ ExportReport export_model(const PartSource& next, const std::string& out, const 
   trace::Span span(trace::SpanKind::export_model, "export_model", group::inside(group).operations().next());
   // The parts of the current unit. They are dropped before the next call of `next`.
   std::optional<std::vector<TensorPart>> unit;
-  ExportRun run(group, live_request({}, options), out, options, [&](Group& ranks) -> std::unique_ptr<ExportSource> {
+  ExportRun run(group, live_request(plan, options), out, options, [&](Group& ranks) -> std::unique_ptr<ExportSource> {
     if (ranks.rank() == 0) check_live_options(options, plan);
-    if (ranks.rank() == 0 && !plan.empty())
-      throw Error(
-          ErrorKind::unsupported,
-          "export_model: plan: units are exported by boxes only. Pass an empty plan and the names of the result");
     unit.reset();
     unit = next();
     if (!unit) return nullptr;

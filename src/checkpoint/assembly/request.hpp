@@ -37,7 +37,7 @@ struct Request {
   bool looks_only = false;
   /// True if the model is read only to be split by `to_plan`: ranks keep a tied head, and config.json does not change.
   bool is_cut = false;
-  /// True for one unit of a model: nothing is checked that concerns the whole model.
+  /// True for one unit of a model: nothing is checked or derived that concerns the whole model.
   bool is_unit = false;
 };
 

@@ -90,8 +90,8 @@ struct SharedName {
 
 class Arranging {
  public:
-  Arranging(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks)
-      : plan_(plan), layout_(layout), ranks_(ranks) {}
+  Arranging(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks, Extent extent)
+      : plan_(plan), layout_(layout), ranks_(ranks), extent_(extent) {}
 
   Arrangement operator()() {
     check_layout();
@@ -117,7 +117,7 @@ class Arranging {
     check_results(result.tensors);
     note_names(result.notes, shared_heads_,
                "several ranks have the same heads; their bytes are compared, and one copy is used");
-    note_unused_rules(plan_, result);
+    if (extent_ == Extent::model) note_unused_rules(plan_, rules_used(result), result.notes);
     return result;
   }
 
@@ -130,7 +130,9 @@ class Arranging {
   }
 
   void collect() {
-    Offsets stages(plan_.layers(), layout_.pipeline, &Place::pipeline, "pipeline stage", "layers");
+    // A unit does not show the number of layers before a stage.
+    const auto& layers = extent_ == Extent::model ? plan_.layers() : std::nullopt;
+    Offsets stages(layers, layout_.pipeline, &Place::pipeline, "pipeline stage", "layers");
     Offsets experts(plan_.experts(), layout_.expert, &Place::expert, "expert rank", "experts");
     for (int rank = 0; rank < layout_.ranks(); ++rank) {
       for (const NamedSpec& tensor : tensors_of(rank)) {
@@ -158,7 +160,7 @@ class Arranging {
 
   // Layers or experts that no rank has would be lost without an error.
   void check_numbers() const {
-    if (layout_.pipeline > 1) check_holes(*plan_.layers(), "layer", "pipeline stages");
+    if (layout_.pipeline > 1 && extent_ == Extent::model) check_holes(*plan_.layers(), "layer", "pipeline stages");
     if (layout_.expert > 1) check_holes(*plan_.experts(), "expert", "expert ranks");
   }
 
@@ -440,6 +442,7 @@ class Arranging {
   const MergePlan& plan_;
   ParallelLayout layout_;
   std::span<const RankTensors> ranks_;
+  Extent extent_;
   std::vector<SharedName> found_;
   std::unordered_map<std::string, std::size_t> by_name_;  // indices in found_
   std::vector<std::string> shared_heads_;
@@ -451,8 +454,9 @@ class Arranging {
 
 }  // namespace
 
-Arrangement arrange(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks) {
-  return Arranging(plan, layout, ranks)();
+Arrangement arrange(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks,
+                    Extent extent) {
+  return Arranging(plan, layout, ranks, extent)();
 }
 
 }  // namespace muster

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -87,9 +88,16 @@ struct Arrangement {
   std::vector<std::string> notes = {};  ///< for the reader of the report
 };
 
+/// The extent of the tensors that are arranged together.
+enum class Extent : std::uint8_t {
+  model,  ///< all tensors of the model
+  unit,   ///< some of them: layers may be missing, and their numbers in the names must be those of the model
+};
+
 /// Combines the tensors of every rank of `layout`. The plan must outlive the result. Throws Error(invalid_argument |
 /// rank_mismatch) that lists at most ten of the affected names.
-Arrangement arrange(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks);
+Arrangement arrange(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks,
+                    Extent extent = Extent::model);
 
 /// Sorts "layers.2." before "layers.10.".
 bool natural_less(std::string_view a, std::string_view b);
@@ -99,8 +107,10 @@ bool natural_less(std::string_view a, std::string_view b);
 void check_numbering(const MergePlan& plan, const ParallelLayout& layout);
 /// Adds "NAME (one of N): message" to the notes unless `names` is empty.
 void note_names(std::vector<std::string>& notes, const std::vector<std::string>& names, std::string_view words);
-/// Adds a note about rules that match no tensor, unless the plan is built in.
-void note_unused_rules(const MergePlan& plan, Arrangement& arrangement);
+/// Adds a note about rules whose numbers are not among `used`, unless the plan is built in.
+void note_unused_rules(const MergePlan& plan, const std::set<std::size_t>& used, std::vector<std::string>& notes);
+/// Returns the numbers of the rules that match a tensor.
+std::set<std::size_t> rules_used(const Arrangement& arrangement);
 
 /// Returns the possible names of the weight of a quantisation scale; empty if the name is not that of a scale.
 std::vector<std::string> weights_of_scale(std::string_view name);

@@ -352,16 +352,20 @@ void note_names(std::vector<std::string>& notes, const std::vector<std::string>&
   if (!names.empty()) notes.push_back(fmt::format("{} (one of {}): {}", in_quotes(names.front()), names.size(), words));
 }
 
-void note_unused_rules(const MergePlan& plan, Arrangement& arrangement) {
+std::set<std::size_t> rules_used(const Arrangement& arrangement) {
   std::set<std::size_t> used;
   for (const ArrangedTensor& tensor : arrangement.tensors) used.insert(tensor.rule->number);
   for (const DroppedTensor& tensor : arrangement.dropped) used.insert(tensor.rule->number);
+  return used;
+}
+
+void note_unused_rules(const MergePlan& plan, const std::set<std::size_t>& used, std::vector<std::string>& notes) {
   std::set<std::size_t> unused;
   for (const MergeRule& rule : plan.rules())
     if (!used.contains(rule.number) && !is_builtin_rule(rule)) unused.insert(rule.number);
   if (!unused.empty())
-    arrangement.notes.push_back(fmt::format("plan {}: no tensor has rule{} {}", in_quotes(plan.name()),
-                                            unused.size() == 1 ? "" : "s", fmt::join(unused, ", ")));
+    notes.push_back(fmt::format("plan {}: no tensor has rule{} {}", in_quotes(plan.name()),
+                                unused.size() == 1 ? "" : "s", fmt::join(unused, ", ")));
 }
 
 std::vector<std::string> weights_of_scale(std::string_view name) {

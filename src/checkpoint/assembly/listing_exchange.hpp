@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The exchange of listings: every rank tells rank 0 which tensors it has, without their elements.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/checkpoint/assembly/export_source.hpp"
+#include "src/group/group.hpp"
+
+namespace muster {
+
+/// The shared memory that a rank has left.
+struct RankRoom {
+  std::uint64_t bytes = 0;
+  std::string limit = {};  ///< the kind of memory that imposes the limit
+};
+
+/// Encodes the listings of a rank, and the shared memory that it has left.
+std::vector<std::byte> encode_listings(const ExportSource& mine);
+/// Collective. Sends rank 0 the listings of every rank, by messages, which every kind of group supports. Returns them
+/// on rank 0, by rank.
+std::vector<std::vector<std::byte>> gather_listings(group::BaseGroup& group, std::vector<std::byte> mine);
+/// Decodes the result of gather_listings(); `whole` is ExportSource::whole() of rank 0. Sets one entry per rank in
+/// `rooms`. Throws Error(corrupt | rank_mismatch).
+std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> told, const std::string& whole,
+                                        std::vector<RankRoom>& rooms);
+
+/// `needed` is the shared memory that each rank will use. Throws Error(out_of_space) if a host has less than its ranks
+/// need.
+void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed);
+
+}  // namespace muster
