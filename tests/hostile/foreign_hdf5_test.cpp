@@ -107,6 +107,7 @@ const std::vector<Exhibit> gallery = {
     {"damaged_TREE.h5", {"issue : a corrupted group"}},
     {"damaged_SNOD.h5", {"issue : a corrupted group"}},
     {"damaged_HEAP.h5", {"issue : a corrupted group"}},
+    {"damaged_GCOL.h5", {"issue a: an attribute or text that cannot be read: unit: "}},
     {"empty.h5", {"error corrupt: ", "not an HDF5 file: the signature is missing"}},
     {"text.h5", {"error corrupt: ", "not an HDF5 file: the signature is missing"}},
     {"zip.h5", {"error corrupt: ", "not an HDF5 file: the signature is missing"}},

@@ -201,8 +201,9 @@ completed=$(bash -c 'source "$1"; COMP_WORDS=(muster show --so); COMP_CWORD=2; C
   COMP_WORDS=(muster shard --compress zs); COMP_CWORD=3; COMPREPLY=(); _muster; echo "${COMPREPLY[*]}"
   COMP_WORDS=(muster verify mod); COMP_CWORD=2; COMPREPLY=(); _muster; echo "${COMPREPLY[*]}"' bash .log/completion 2> /dev/null)
 [ "$completed" = "--sort"$'\n'"name"$'\n'"--file-pattern"$'\n'"show suggest"$'\n'"gpt-neox"$'\n'"model modernbert moe"$'\n'"zstd"$'\n'"model" ] || fail "completion: $completed"
+"$program" completion zsh > .log/_muster || fail "no completion of zsh"
 if command -v zsh > /dev/null; then
-  "$program" completion zsh > .log/_muster && zsh -n .log/_muster || fail "the completion of zsh is no script"
+  zsh -n .log/_muster || fail "the completion of zsh is no script"
 fi
 "$program" man > .log/muster.1
 if command -v mandoc > /dev/null; then
@@ -216,6 +217,7 @@ commands=$("$program" completion bash | sed -n "s/.*compgen -W '\(run[^']*\)'.*/
 for command in $commands; do
   [[ $("$program" "$command" --help) == *"muster $command"* ]] || fail "$command --help has no example"
   grep -qE "^\.SS $command( |$)" .log/muster.1 || fail "the manual page lacks $command"
+  [ "$(grep -cE "^ +('$command:|$command\))" .log/_muster)" -ge 2 ] || fail "the completion of zsh lacks $command"
 done
 
 # Only headers are read: few reads, whatever the size of the file.

@@ -176,9 +176,11 @@ TEST_CASE("each defect of a descriptor is refused") {
            bytes_of(
                {9, 0, 12, 2, 0xff, 0xff, 0xff, 0xff, 0x0f, 0xff, 0xff, 0xff, 0xff, 0x0f}),  // size of more than 63 bits
            bytes_of({9, 0, 1, 1, 0x81, 0x08}),                                              // larger than the slot
-           bytes_of({10, 0, 1, 1, 4, 0, 0}),                                                // arena 0
-           bytes_of({10, 0, 1, 1, 4, 0xff, 0xff, 0xff, 0xff, 0x1f, 0}),  // arena number of more than 32 bits
-           bytes_of({10, 0, 1, 1, 4, 7, 0xfd, 0x07}),                    // past the arena's end
+           bytes_of({7, 2,    9,    0,    1,    1,    4,    9,    1,    1,
+                     1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}),  // sizes of more than 63 bits
+           bytes_of({10, 0, 1, 1, 4, 0, 0}),                                     // arena 0
+           bytes_of({10, 0, 1, 1, 4, 0xff, 0xff, 0xff, 0xff, 0x1f, 0}),          // arena number of more than 32 bits
+           bytes_of({10, 0, 1, 1, 4, 7, 0xfd, 0x07}),                            // past the arena's end
        }) {
     CAPTURE(bytes.size());
     CHECK(refusal(bytes) == ErrorKind::corrupt);

@@ -383,6 +383,18 @@ std::vector<Written> written_by() {
 
 }  // namespace
 
+TEST_CASE("a tensor in two files of one rank is refused by name") {
+  const TemporaryDirectory folder(Medium::memory);
+  for (const char part : {'0', '1'})
+    write_text(folder / (std::string("model-rank-0-part-") + part + ".safetensors"),
+               safetensors_file({{"w", {1}, std::string(4, part)}}));
+  std::vector<std::string> notes;
+  CHECK(
+      has(words_of(ErrorKind::corrupt,
+                   [&] { (void)open_checkpoint(*thirdparty::find_checkpoint(folder.path().string()), 0, {}, notes); }),
+          "rank 0: tensor \"w\": the name is duplicated"));
+}
+
 TEST_CASE("a file in the folder of another Megatron rank is refused, and both are named") {
   for (const Written& written : written_by()) {
     CAPTURE(written.name);
