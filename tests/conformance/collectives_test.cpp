@@ -619,6 +619,7 @@ TEST_CASE("an invalid or differing argument on one rank is an error on all ranks
       }
       ++round;
     }
+    error_of(ErrorKind::invalid_argument, {"longer than 0"}, [&] { group.set_timeout(std::chrono::milliseconds(0)); });
     error_of(ErrorKind::invalid_argument, {"tag"}, [&] { ranks.send_config({}, (group.rank() + 1) % 4, -1); });
     error_of(ErrorKind::invalid_argument, {"itself"}, [&] { ranks.send_config({}, group.rank()); });
     error_of(ErrorKind::invalid_argument, {"rank 4"}, [&] { (void)ranks.recv_config(4); });

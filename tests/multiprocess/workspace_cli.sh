@@ -158,9 +158,16 @@ else
 fi
 
 # Clean-up.
-echo rest > plain/.growing-0123456789abcdef@elsewhere.0123456789abcdef.77.12345.4026531836
+echo rest > plain/.growing-0123456789abcdef@elsewhere,0123456789abcdef,77,12345,4026531836
 says 0 "nothing to delete" "$program" gc plain
 says 0 "keep" "$program" gc plain --yes
+"$program" doctor plain | grep "ended processes" && fail "the doctor finds a file of an ended process"
+boot=$(tr -d - < /proc/sys/kernel/random/boot_id | cut -c 1-16) ended=$(sh -c 'echo $$')
+dead=plain/.growing-0123456789abcdee@$(uname -n),$boot,$ended,1,$(stat -Lc %i /proc/self/ns/pid)
+echo rest > "$dead"
+says 0 "delete 1 file of ended processes: muster gc --yes" "$program" doctor plain
+says 0 " deleted" "$program" gc plain --yes
+[ ! -e "$dead" ] || fail "$dead is there still"
 says 0 "would be deleted" "$program" gc plain --stale-after 0s
 [ "$(ls plain/state-*.h5 | wc -l)" = 4 ] || fail "a dry run removed something"
 says 0 " deleted" "$program" gc plain --stale-after 0s --yes
