@@ -167,15 +167,15 @@ class PickleMachine {
     push_integer(static_cast<std::int64_t>(value));
   }
 
-  Ref pop() {
-    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) refuse("the pickle pops from an empty stack");
-    const Ref ref = stack_.back();
-    stack_.pop_back();
-    return ref;
+  /// Returns the topmost items above the last mark.
+  std::span<const Ref> topmost(std::size_t count) {
+    if (stack_.size() < count + (marks_.empty() ? 0 : marks_.back())) refuse("the pickle pops from an empty stack");
+    return std::span<const Ref>(stack_).last(count);
   }
-  Ref top() {
-    const Ref ref = pop();
-    stack_.push_back(ref);
+  Ref top() { return topmost(1)[0]; }
+  Ref pop() {
+    const Ref ref = top();
+    stack_.pop_back();
     return ref;
   }
   /// Returns the items above the last mark, and removes the mark.
@@ -372,23 +372,20 @@ bool PickleMachine::step(unsigned char opcode) {
     case 0x86:
     case 0x87: {
       const std::size_t count = opcode - 0x84U;
-      if (stack_.size() < count + (marks_.empty() ? 0 : marks_.back())) refuse("the pickle pops from an empty stack");
-      push_container(PickleKind::tuple, std::span<const Ref>(stack_).last(count));
+      push_container(PickleKind::tuple, topmost(count));
       return true;
     }
     case 't':
       push_container(PickleKind::tuple, above_mark());
       return true;
     case 'a':
-      top();
-      add_to(PickleKind::list, std::span<const Ref>(stack_).last(1));
+      add_to(PickleKind::list, topmost(1));
       return true;
     case 'e':
       add_to(PickleKind::list, above_mark());
       return true;
     case 's':
-      if (stack_.size() < 2) refuse("the pickle pops from an empty stack");
-      add_to(PickleKind::dict, std::span<const Ref>(stack_).last(2));
+      add_to(PickleKind::dict, topmost(2));
       return true;
     case 'u': {
       const std::span<const Ref> refs = above_mark();

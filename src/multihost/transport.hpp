@@ -43,7 +43,7 @@ class TransferOperation {
   /// be reached, and an error if the transport must rest.
   virtual bool test() = 0;
   /// Cancels a receive that no message has matched yet. Returns whether it was cancelled.
-  virtual bool cancel() noexcept = 0;
+  virtual bool cancel() noexcept { return false; }
   /// Called when the last owner gives up an operation that has not completed.
   virtual void abandon() noexcept = 0;
   /// Returns whether the operation still uses memory of the caller.

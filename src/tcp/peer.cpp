@@ -157,7 +157,6 @@ void Peer::receive(const std::shared_ptr<UnmatchedMessage>& arrival, const std::
 }
 
 void Peer::drop(const std::shared_ptr<UnmatchedMessage>& arrival) {
-  if (failure_ || !from_) return;
   took(*arrival);
   if (arrival->is_offer) from_->send({.kind = FrameKind::taken, .number = arrival->number}, nullptr);
 }

@@ -58,7 +58,6 @@ class TcpTransport::Send final : public multihost::TransferOperation {
     if (!is_over(message_->progress)) transport_.poll();
     return is_over(message_->progress);
   }
-  bool cancel() noexcept override { return false; }
   /// The send continues. Zeros replace the bytes that belonged to the caller. Only ranks whose call has failed as well
   /// receive them.
   void abandon() noexcept override {
@@ -266,7 +265,6 @@ class TreeBarrier final : public multihost::TransferOperation {
     std::erase_if(sends_, [](multihost::PendingTransfer& one) { return one.test(); });
     return sends_.empty();
   }
-  bool cancel() noexcept override { return false; }
   void abandon() noexcept override {}
   [[nodiscard]] bool borrows() const noexcept override { return false; }
 

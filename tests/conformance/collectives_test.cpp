@@ -550,7 +550,7 @@ TEST_CASE("an invalid or differing argument on one rank is an error on all ranks
       std::vector<std::string> words;
       std::function<void()> call;
     };
-    const std::vector<Bad> all = {
+    std::vector<Bad> all = {
         {ErrorKind::invalid_argument, {"rank 2", "root 4"}, [&] { ranks.broadcast(good, is_odd ? 4 : 1); }},
         {ErrorKind::invalid_argument, {"root -1"}, [&] { ranks.reduce(good, -1); }},
         {ErrorKind::invalid_argument,
@@ -591,6 +591,19 @@ TEST_CASE("an invalid or differing argument on one rank is an error on all ranks
          {"along dimension 1", "along dimension 0"},
          [&] { (void)ranks.all_gatherv(good, is_odd ? 0 : 1); }},
     };
+    // Another shape of as many bytes.
+    const Tensor turned = tensor_of(group.rank(), 1, DType::f32, {4, 8});
+    for (const std::function<void(const Tensor&)>& call : std::vector<std::function<void(const Tensor&)>>{
+             [&](const Tensor& t) { ranks.all_reduce(t); }, [&](const Tensor& t) { (void)ranks.all_reduce_shared(t); },
+             [&](const Tensor& t) { (void)ranks.all_gather(t); },
+             [&](const Tensor& t) { (void)ranks.all_gather_shared(t); },
+             [&](const Tensor& t) { ranks.broadcast(t, 1); }, [&](const Tensor& t) { ranks.reduce(t, 1); },
+             [&](const Tensor& t) { (void)ranks.gather(t, 1); },
+             [&](const Tensor& t) { (void)ranks.reduce_scatter(t); },
+             [&](const Tensor& t) { (void)ranks.all_to_all(t); }})
+      all.push_back({ErrorKind::rank_mismatch, {"rank 0", "F32 [8, 4]", "rank 2", "F32 [4, 8]"}, [&, call] {
+                       call(is_odd ? turned : good);
+                     }});
     int round = 0;
     for (const Bad& bad : all) {
       try {
@@ -606,6 +619,7 @@ TEST_CASE("an invalid or differing argument on one rank is an error on all ranks
       }
       ++round;
     }
+    error_of(ErrorKind::invalid_argument, {"longer than 0"}, [&] { group.set_timeout(std::chrono::milliseconds(0)); });
     error_of(ErrorKind::invalid_argument, {"tag"}, [&] { ranks.send_config({}, (group.rank() + 1) % 4, -1); });
     error_of(ErrorKind::invalid_argument, {"itself"}, [&] { ranks.send_config({}, group.rank()); });
     error_of(ErrorKind::invalid_argument, {"rank 4"}, [&] { (void)ranks.recv_config(4); });

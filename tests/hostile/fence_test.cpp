@@ -29,6 +29,7 @@ namespace {
 constexpr int input = 3;
 constexpr int peer = 4;
 constexpr int no_seccomp = 77;
+constexpr int inherited = 78;
 
 /// Returns the exit status of an attempt inside the sandbox: 0 if it succeeded, errno, or minus the signal that ended
 /// it.
@@ -48,6 +49,8 @@ int inside(Attempt attempt) {
     ::dup2(up, peer);
     const FenceOptions options{.input = input, .socket = peer};
     drop_inheritance(options);
+    for (const int other : {file, up})
+      if (other != input && other != peer && ::fcntl(other, F_GETFD) >= 0) ::_exit(inherited);
     const std::uint8_t flags = raise_fence(options);
     if ((flags & fence_seccomp) == 0) ::_exit(no_seccomp);
     errno = 0;
@@ -61,7 +64,9 @@ int inside(Attempt attempt) {
 }
 
 bool has_seccomp() {
-  static const bool has = inside([] { return true; }) == 0;
+  static const int end = inside([] { return true; });
+  static const bool has = end != no_seccomp;
+  CHECK((!has || end == 0));
   if (!has) MESSAGE("SKIPPED: this kernel or sandbox has no seccomp filters");
   return has;
 }

@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "muster/verify.hpp"
 #include "tests/hostile/foreign_look.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -107,6 +108,7 @@ const std::vector<Exhibit> gallery = {
     {"damaged_TREE.h5", {"issue : a corrupted group"}},
     {"damaged_SNOD.h5", {"issue : a corrupted group"}},
     {"damaged_HEAP.h5", {"issue : a corrupted group"}},
+    {"damaged_GCOL.h5", {"issue a: an attribute or text that cannot be read: unit: "}},
     {"empty.h5", {"error corrupt: ", "not an HDF5 file: the signature is missing"}},
     {"text.h5", {"error corrupt: ", "not an HDF5 file: the signature is missing"}},
     {"zip.h5", {"error corrupt: ", "not an HDF5 file: the signature is missing"}},
@@ -339,6 +341,13 @@ TEST_CASE("a reader that is missing, not a program, silent, or of another build 
     options.deadline = std::chrono::milliseconds(300);
     (void)ForeignHdf5::open(good, options);
   };
+  const std::string reader = std::getenv("MUSTER_HDF5_READER");
+  ::setenv("MUSTER_HDF5_READER", "/nowhere", 1);
+  CHECK(has(words_of(ErrorKind::unsupported, [&] { (void)verify(good); }), "starting the program"));
+  ::setenv("MUSTER_HDF5_READER", reader.c_str(), 1);
+  const VerifyReport report = verify(files / "truncated_half.h5");
+  REQUIRE(report.problems.size() == 1);
+  CHECK(report.problems[0].defect == Defect::file);
   const TemporaryDirectory scripts;
   const TemporaryDirectory samples;
   make("samples", samples);
@@ -355,7 +364,6 @@ TEST_CASE("a reader that is missing, not a program, silent, or of another build 
   CHECK(has(words_of(ErrorKind::timeout, [&] { open_with(script("sleeps", "exec sleep 100")); }),
             "within 300 ms of CPU time"));
   // The real reader lists the file.
-  const std::string reader = std::getenv("MUSTER_HDF5_READER");
   const auto read_with = [&](std::string_view name, std::string_view text) {
     ForeignHdf5Options options;
     options.reader = script(name, fmt::format("[ $2 = list ] && exec '{}' \"$@\"\n{}", reader, text));

@@ -91,6 +91,8 @@ std::vector<HostileFile> pickles() {
       {"nothing on the stack", zip_of(whole("0")), "the pickle pops from an empty stack"},
       {"no mark", zip_of(whole("t")), "the stack has no mark"},
       {"below a mark", zip_of(whole("}(0")), "the pickle pops from an empty stack"},
+      {"a pair of one", zip_of(whole("K\x01s")), "the pickle pops from an empty stack"},
+      {"a pair below a mark", zip_of(whole("}K\x01(K\x02s")), "the pickle pops from an empty stack"},
       {"a text past the end", zip_of(whole("X" + bytes_of(0x7fffffff))), "truncated within a text"},
       {"a text of all ones", zip_of("\x80\x04\x8d" + bytes_of(UINT64_MAX) + "."), "truncated within a text"},
       {"a memo far away", zip_of(whole("Nr" + bytes_of(0x7fffffff))), "large gaps"},
@@ -464,6 +466,20 @@ TEST_CASE("the time to read Megatron metadata is linear in the number of tensors
   CHECK(std::ranges::all_of(metadata.tensors(), &thirdparty::DcpTensor::is_flattened));
 }
 
+TEST_CASE("metadata of two ranks that contradict each other are refused") {
+  const auto with = [](const std::string& dtype, std::int32_t rows) {
+    std::string pickle = metadata_of({rows, 4}, {}, 0);
+    return pickle.replace(pickle.find("float32"), 7, dtype);
+  };
+  const std::string first = with("float32", 2);
+  for (const std::string& other : {with("float64", 2), with("float32", 3)}) {
+    thirdparty::DcpMetadata metadata;
+    for (int twice = 0; twice < 2; ++twice) metadata.add(std::as_bytes(std::span(first)));
+    CHECK(has(words_of(ErrorKind::corrupt, [&] { metadata.add(std::as_bytes(std::span(other))); }),
+              "tensor \"w\": two ranks record different shapes or dtypes"));
+  }
+}
+
 TEST_CASE("torch.distributed.checkpoint") {
   const std::string item =
       make_zip(torch_parts(whole(tensor("0", "FloatStorage", 4, 0, {1, 4}, {4, 1})), {{"0", std::string(16, 'x')}}));
@@ -483,6 +499,7 @@ TEST_CASE("torch.distributed.checkpoint") {
       std::vector<std::byte> memory;
       tensors->read_piece(0, 0, tensors->tensors()[0].bytes, memory);
       CHECK(std::ranges::all_of(memory, [](std::byte byte) { return byte == std::byte{'x'}; }));
+      CHECK(verify(folder.path()).is_good());
     } catch (const Error& error) {
       words = error.what();
     }

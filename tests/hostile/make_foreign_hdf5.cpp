@@ -258,7 +258,8 @@ void damaged(const std::string& folder) {
   const std::string base = folder + "base.h5";
   {
     const Maker file(base, H5F_LIBVER_EARLIEST);
-    file.filled("a", H5T_IEEE_F32LE, {256});
+    // A text of any length is in a separate heap.
+    Maker::text(file.filled("a", H5T_IEEE_F32LE, {256}), "unit", "metre", true);
     file.filled("b", H5T_IEEE_F32LE, {256}, with_deflate(Maker::chunked({64})));
   }
   const std::string good = read_all(base);
@@ -276,7 +277,7 @@ void damaged(const std::string& folder) {
   // Object headers are after the superblock and the structures of the root. The elements at the end do not change.
   for (std::size_t i = 96; i < garbage.size() && i < 2048; i += 3) garbage[i] = static_cast<char>(garbage[i] ^ 0x5a);
   write_all(folder + "header_garbage.h5", garbage);
-  for (const std::string_view mark : {"TREE", "SNOD", "HEAP"}) {
+  for (const std::string_view mark : {"TREE", "SNOD", "HEAP", "GCOL"}) {
     std::string changed = good;
     const std::size_t at = changed.find(mark);
     if (at == std::string::npos) continue;

@@ -41,6 +41,16 @@ node 1 3 --rendezvous "$meeting" -- "$program"
 ends 0 0
 has 0.out '^5 ranks on 1 hosts: gathered 10, reduced 10, local 0 of 2$'
 
+# Both nodes have one job, which has a new number.
+meet job
+for number in 0 1; do
+  # shellcheck disable=SC2016 # the rank expands it
+  node $number 1 --rendezvous "$meeting" -- sh -c 'echo "$MUSTER_JOB $MASTER_ADDR $MASTER_PORT $MUSTER_MASTER_PORT"'
+done
+ends 0 0
+has 0.out '^[0-9a-f]\{32\} [0-9a-f.:]* [1-9][0-9]* [1-9][0-9]*$'
+cmp "$place/0.out" "$place/1.out" || fail "the nodes have two jobs"
+
 # A rank of node 1 fails: both launchers report the rank, and exit with its status.
 meet failing
 MUSTER_TEST_END=3 node 0 2 --rendezvous "$meeting" --grace 0.2 -- "$program"

@@ -16,6 +16,7 @@
 #include "muster/process_group.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
+#include "tests/support/shared_words.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -59,6 +60,26 @@ TEST_CASE("works of a group complete in the order in which they were started, be
     }
     RANK_CHECK(error_of([&] { (void)Work<MergeResult>().is_done(); }).kind() == ErrorKind::invalid_argument);
   });
+}
+
+TEST_CASE("of two threads that use a group at once, one gets an error") {
+  SharedWords refused;
+  run_ranks(2, [&](Group& group) {
+    // Rank 1 arrives when rank 0 has refused one of its threads.
+    while (group.rank() == 1 && refused[0] == 0) std::this_thread::sleep_for(1ms);
+    const auto call = [&] {
+      try {
+        group.barrier();
+      } catch (const Error& error) {
+        if (says(error, "two threads use it at the same time")) ++refused[0];
+      }
+    };
+    std::thread other;
+    if (group.rank() == 0) other = std::thread(call);
+    call();
+    if (other.joinable()) other.join();
+  });
+  CHECK(refused[0] == 1);
 }
 
 TEST_CASE("each kind of work returns the result of the call without _async") {

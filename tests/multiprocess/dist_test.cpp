@@ -226,6 +226,10 @@ TEST_CASE("an invalid world is reported at once") {
        "mpi",
        {.init_method = "file:///a", .world_size = 1, .rank = 0}},
       {ErrorKind::invalid_argument, "rank 0 and world_size 1, but the call has rank 3", "shm", {.rank = 3}},
+      {ErrorKind::invalid_argument,
+       "rank 0 and world_size 1, but the call has rank 0 and world_size 2",
+       "shm",
+       {.world_size = 2, .rank = 0}},
   };
   for (const Bad& bad : all) {
     CAPTURE(bad.words);

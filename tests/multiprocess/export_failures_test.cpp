@@ -17,6 +17,7 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "muster/log.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/failing_call.hpp"
 #include "tests/support/forked_ranks.hpp"
@@ -190,9 +191,14 @@ TEST_CASE("finished files that verify are not written again; other files are") {
       file.put('!');
     }
     test::run_ranks(2, [&](Group& group) {
+      std::string warnings;
+      set_log_hook([&](LogLevel, std::string_view words) { warnings += words; }, LogLevel::warning);
       const ExportReport report =
           export_model(world.work / "shards", world.work / "out", "llama", group, world.options(Writers::all, true));
+      set_log_hook({});
       RANK_CHECK(group.rank() != 0 || report.files_resumed == (corrupted ? 1 : 2));
+      const std::string again = "\"" + finished.front().filename().string() + "\" is written again: ";
+      RANK_CHECK(test::has(warnings, again) == (corrupted && group.rank() == 0));
     });
     test::check_equal(world.work / "model", world.work / "out");
     CHECK(world.partials().empty());

@@ -114,6 +114,25 @@ TEST_CASE("rounds, messages and duplicates; no file remains") {
   }
 }
 
+TEST_CASE("while a group lives, its ended duplicates and its past heartbeats leave no files") {
+  const TemporaryDirectory directory;
+  run_processes(3, [&](int rank) {
+    const auto group = file_group(options_of(directory, rank, 3));
+    const auto files = [&] {
+      const std::filesystem::recursive_directory_iterator all(directory.path());
+      return std::distance(begin(all), end(all));
+    };
+    group->barrier();
+    const auto before = files();
+    for (int turn = 0; turn < 10; ++turn) group->duplicate()->barrier();
+    std::this_thread::sleep_for(500ms);  // ten heartbeats
+    group->barrier();
+    RANK_CHECK(files() < before + 15);
+    group->barrier();
+  });
+  CHECK(is_clean(directory));
+}
+
 TEST_CASE("one job after another in one directory, with one key") {
   const TemporaryDirectory directory;
   run_processes(3, [&](int rank) {

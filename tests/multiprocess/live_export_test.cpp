@@ -106,10 +106,12 @@ TEST_CASE("random models that come unit by unit are exported bit by bit") {
         }
         std::size_t next = 0;
         const PartSource source = [&]() -> std::optional<std::vector<TensorPart>> {
-          // The parts of the last unit belong to the caller again.
+          // The parts of the last unit belong to the caller again, and to nobody else.
           if (next > 0)
-            for (const TensorPart& part : units[next - 1])
+            for (const TensorPart& part : units[next - 1]) {
+              RANK_CHECK(part.tensor.owner().use_count() <= 1);
               if (part.tensor.is_writable()) fill(part.tensor.mutable_data(), part.tensor.nbytes(), 1);
+            }
           if (next == count) return std::nullopt;
           return units[next++];
         };
@@ -372,6 +374,7 @@ TEST_CASE("each mistake is one error on all ranks, leaves no output, and the gro
     for (const bool is_async : {false, true}) {
       for (const Mistake& mistake : mistakes) {
         const std::string out = mistake.out.empty() ? work / "out" : mistake.out;
+        const FailingCall writes({.call = "pwrite", .path = "/out.partial"});
         const Error error = error_of(mistake.kind, {mistake.words}, [&] {
           if (is_async)
             (void)export_model_async(mistake.parts, out, mistake.plan, group, mistake.options);
@@ -379,6 +382,7 @@ TEST_CASE("each mistake is one error on all ranks, leaves no output, and the gro
             export_model(mistake.parts, out, mistake.plan, group, mistake.options);
         });
         RANK_CHECK(std::string(error.what()).find('\n') == std::string::npos);
+        RANK_CHECK(FailingCall::seen() == 0);
         group.barrier();
         RANK_CHECK(names_in(work.path()) == std::vector<std::string>{"there"});
         group.barrier();

@@ -139,6 +139,7 @@ for columns in (20, 40, 60, 80):
     assert status == 0 and len(pieces) > 1 and pieces[-1] == "", (status, text)
     assert all(len(piece) < columns for piece in pieces), (columns, text)
     assert any("%" in piece for piece in pieces), text
+    assert columns < 60 or any("B/s  " in piece and " left" in piece for piece in pieces), text
 first = sorted(name for name in os.listdir("model") if name.endswith(".safetensors"))[0]
 status, text = seen(80, "stderr", ["convert", "model/" + first, "new.h5"], MUSTER_FAULT="pwrite:EIO:5")
 assert status == 2 and "\r\x1b[Kmuster convert: error: " in text and text.endswith("\n"), (status, text)

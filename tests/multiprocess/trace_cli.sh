@@ -20,6 +20,8 @@ says 0 '"routes"' "$program" trace trace --json --imbalance
 says 0 "no operation" "$program" status trace
 says 0 '"jobs"' "$program" status trace --json
 says 0 '"jobs"' "$program" status trace --sort time --json
+# The rank that has done nothing for the longest time is first.
+sed -n 's/.*"ended": \([0-9.e-]*\).*/\1/p' "$out" | sort -gr -c || fail "status --sort time: $(cat "$out")"
 times() { "$program" trace trace --sort "$1" --json | sed -n "s/.*\"$1\": \([0-9.e-]*\).*/\1/p"; }
 for order in waiting caused; do
   times $order | sort -gr -c || fail "trace --sort $order: $(times $order)"

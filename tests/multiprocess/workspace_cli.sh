@@ -158,9 +158,16 @@ else
 fi
 
 # Clean-up.
-echo rest > plain/.growing-0123456789abcdef@elsewhere.0123456789abcdef.77.12345.4026531836
+echo rest > plain/.growing-0123456789abcdef@elsewhere,0123456789abcdef,77,12345,4026531836
 says 0 "nothing to delete" "$program" gc plain
 says 0 "keep" "$program" gc plain --yes
+"$program" doctor plain | grep "ended processes" && fail "the doctor finds a file of an ended process"
+boot=$(tr -d - < /proc/sys/kernel/random/boot_id | cut -c 1-16) ended=$(sh -c 'echo $$')
+dead=plain/.growing-0123456789abcdee@$(uname -n),$boot,$ended,1,$(stat -Lc %i /proc/self/ns/pid)
+echo rest > "$dead"
+says 0 "delete 1 file of ended processes: muster gc --yes" "$program" doctor plain
+says 0 " deleted" "$program" gc plain --yes
+[ ! -e "$dead" ] || fail "$dead is there still"
 says 0 "would be deleted" "$program" gc plain --stale-after 0s
 [ "$(ls plain/state-*.h5 | wc -l)" = 4 ] || fail "a dry run removed something"
 says 0 " deleted" "$program" gc plain --stale-after 0s --yes
@@ -201,8 +208,9 @@ completed=$(bash -c 'source "$1"; COMP_WORDS=(muster show --so); COMP_CWORD=2; C
   COMP_WORDS=(muster shard --compress zs); COMP_CWORD=3; COMPREPLY=(); _muster; echo "${COMPREPLY[*]}"
   COMP_WORDS=(muster verify mod); COMP_CWORD=2; COMPREPLY=(); _muster; echo "${COMPREPLY[*]}"' bash .log/completion 2> /dev/null)
 [ "$completed" = "--sort"$'\n'"name"$'\n'"--file-pattern"$'\n'"show suggest"$'\n'"gpt-neox"$'\n'"model modernbert moe"$'\n'"zstd"$'\n'"model" ] || fail "completion: $completed"
+"$program" completion zsh > .log/_muster || fail "no completion of zsh"
 if command -v zsh > /dev/null; then
-  "$program" completion zsh > .log/_muster && zsh -n .log/_muster || fail "the completion of zsh is no script"
+  zsh -n .log/_muster || fail "the completion of zsh is no script"
 fi
 "$program" man > .log/muster.1
 if command -v mandoc > /dev/null; then
@@ -216,6 +224,7 @@ commands=$("$program" completion bash | sed -n "s/.*compgen -W '\(run[^']*\)'.*/
 for command in $commands; do
   [[ $("$program" "$command" --help) == *"muster $command"* ]] || fail "$command --help has no example"
   grep -qE "^\.SS $command( |$)" .log/muster.1 || fail "the manual page lacks $command"
+  [ "$(grep -cE "^ +('$command:|$command\))" .log/_muster)" -ge 2 ] || fail "the completion of zsh lacks $command"
 done
 
 # Only headers are read: few reads, whatever the size of the file.

@@ -106,6 +106,7 @@ inline StreamReport stream_and_check(Group& group, const std::vector<int>& ranks
     return (lies ? lies : model)(group.rank(), given++);
   };
   std::uint64_t taken = 0;
+  std::uint64_t bytes = 0;
   Reassembly whole;
   const auto consume = [&](LayerPart& part) {
     RANK_CHECK(part.layer == taken);
@@ -122,6 +123,7 @@ inline StreamReport stream_and_check(Group& group, const std::vector<int>& ranks
       const std::optional<Config> got = whole.layer(rank);
       RANK_CHECK(got.has_value() == !expected.is_null());
       if (got) RANK_CHECK(*got == expected);
+      for_each_leaf(expected, [&](const Config& leaf) { bytes += leaf.is_tensor() ? leaf.as_tensor().nbytes() : 0; });
     }
     whole = Reassembly();
     ++taken;
@@ -131,6 +133,7 @@ inline StreamReport stream_and_check(Group& group, const std::vector<int>& ranks
   RANK_CHECK(given == (is_member ? layers : 0));
   RANK_CHECK(taken == (!ranks.empty() && group.rank() == ranks.front() ? layers : 0));
   RANK_CHECK(report.layers == given);
+  if (taken != 0) RANK_CHECK(report.bytes == bytes);
   return report;
 }
 

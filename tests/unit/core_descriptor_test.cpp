@@ -6,6 +6,7 @@
 #include "src/core/descriptor.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/random_config.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace muster;
 using core::TensorLocation;
@@ -189,6 +190,12 @@ TEST_CASE("each defect of a descriptor is refused") {
   for (int i = 0; i <= max_config_depth; ++i) deep.insert(deep.end(), {std::byte{7}, std::byte{1}});
   deep.push_back(std::byte{0});
   CHECK(refusal(deep) == ErrorKind::corrupt);
+  // Nine tensors of almost 2^60 bytes, for a caller that looks at no place.
+  std::vector<std::byte> large = bytes_of({7, 9, 9, 0, 1, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f});
+  for (int i = 0; i < 8; ++i) large.insert(large.end(), {std::byte{9}, std::byte{0}});
+  CHECK(test::has(test::words_of(ErrorKind::corrupt,
+                                 [&] { (void)core::decode_descriptor(large, [](auto&&...) { return Tensor(); }); }),
+                  "the tensors have more bytes than 63 bits can count"));
 }
 
 TEST_CASE("a descriptor with any one bit changed is refused or yields a tree") {

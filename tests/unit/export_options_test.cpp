@@ -85,6 +85,25 @@ TEST_CASE("an export casts and selects, and a number that would become infinite 
             "no tensor matches --select"));
 }
 
+TEST_CASE("tensors that a view leaves out are in the account, with their bytes") {
+  const TemporaryDirectory temporary(test::Medium::memory);
+  const std::string at = temporary.path().string();
+  write_config(at + "/shards");
+  const Model whole = model(false);
+  write_model(whole, at + "/shards/" + shard_file_name(0, 1));
+  std::uint64_t bytes = 0;
+  for (const auto& [name, matrix] : whole) bytes += matrix.values.size() * sizeof(float);
+  test::write_text(at + "/plan.json", R"({"muster_plan": 1, "views": [{"match": "lm_head.*", "drop": "no need"}],
+      "rules": [{"match": "*", "action": "same"}]})");
+  const ExportManifest account = plan_export(at + "/shards", at + "/plan.json");
+  REQUIRE(account.dropped.size() == 1);
+  CHECK(account.dropped.front().reason == "no need");
+  CHECK(account.tensors_in == whole.size());
+  CHECK(account.tensors_out == whole.size() - 1);
+  CHECK(account.bytes_in == bytes);
+  CHECK(account.bytes_out == bytes - whole.at("lm_head.weight").values.size() * sizeof(float));
+}
+
 TEST_CASE("a head that is tied to the embeddings is compared and left out; a different one ends the export") {
   const TemporaryDirectory temporary;
   Model whole = model(false);

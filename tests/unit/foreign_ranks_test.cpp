@@ -13,6 +13,7 @@
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/checkpoint/source.hpp"
 #include "src/checkpoint/thirdparty/checkpoint.hpp"
+#include "src/checkpoint/thirdparty/saved_config.hpp"
 #include "src/formats/safetensors.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -303,6 +304,13 @@ std::string megatron_file(const Arguments& arguments) {
                   {{"0", "aaaabbbb"}}));
 }
 
+std::optional<Config> config_of(const Arguments& arguments, std::vector<std::string>& notes) {
+  const TemporaryDirectory folder(Medium::memory);
+  fs::create_directory(folder / "mp_rank_00");
+  write_text(folder / "mp_rank_00/model_optim_rng.pt", megatron_file(arguments));
+  return thirdparty::saved_config(*thirdparty::find_checkpoint(folder.path().string()), notes);
+}
+
 struct Written {
   std::string name;
   std::function<Arguments(int tensor, int stage)> arguments;  ///< of the file in this rank's folder
@@ -382,6 +390,39 @@ std::vector<Written> written_by() {
 }
 
 }  // namespace
+
+TEST_CASE("the saved arguments of Megatron become the config") {
+  std::vector<std::string> notes;
+  CHECK(!config_of({{"hidden_size", 64}}, notes));
+  for (const int flag : {0, 1}) {
+    const Arguments arguments = {{"num_attention_heads", 8},
+                                 {"num_query_groups", 2},
+                                 {"group_query_attention", flag},
+                                 {"hidden_size", 64},
+                                 {"num_layers", 0},
+                                 {"padded_vocab_size", 96},
+                                 {"untie_embeddings_and_output_weights", flag}};
+    const Config expected = Config::object({{"num_attention_heads", 8},
+                                            {"num_key_value_heads", flag == 0 ? 8 : 2},
+                                            {"hidden_size", 64},
+                                            {"vocab_size", 96},
+                                            {"tie_word_embeddings", flag == 0}});
+    CHECK(config_of(arguments, notes) == expected);
+  }
+  CHECK(has(notes.front(), "keeps its 96 padded rows"));
+}
+
+TEST_CASE("a tensor in two files of one rank is refused by name") {
+  const TemporaryDirectory folder(Medium::memory);
+  for (const char part : {'0', '1'})
+    write_text(folder / (std::string("model-rank-0-part-") + part + ".safetensors"),
+               safetensors_file({{"w", {1}, std::string(4, part)}}));
+  std::vector<std::string> notes;
+  CHECK(
+      has(words_of(ErrorKind::corrupt,
+                   [&] { (void)open_checkpoint(*thirdparty::find_checkpoint(folder.path().string()), 0, {}, notes); }),
+          "rank 0: tensor \"w\": the name is duplicated"));
+}
 
 TEST_CASE("a file in the folder of another Megatron rank is refused, and both are named") {
   for (const Written& written : written_by()) {

@@ -142,7 +142,10 @@ std::vector<TorchCase> ways_to_write_tensors() {
              {"long", "\x8a\x09" + std::string(9, '\x01')},
              {"longer", "\x8b" + pickled::bytes_of(std::uint32_t{10}) + std::string(10, '\x01')},
              {"device", call(global("torch", "device"), tuple(text("cuda"), number(0)))},
-             {"string", "T" + pickled::bytes_of(std::uint32_t{3}) + "abc"}})},
+             {"string", "T" + pickled::bytes_of(std::uint32_t{3}) + "abc"},
+             {"more", "B" + pickled::bytes_of(std::uint32_t{3}) + "abc"},
+             {"most", "\x8e" + pickled::bytes_of(std::uint64_t{3}) + "abc"},
+             {"mutable", "\x96" + pickled::bytes_of(std::uint64_t{3}) + "abc"}})},
   };
   for (const std::string_view name : {"long", "int", "unicode", "str", "xrange", "range", "basestring", "object",
                                       "bytearray", "slice", "ValueError", "NoneType", "getattr"})

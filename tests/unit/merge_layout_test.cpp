@@ -175,6 +175,12 @@ TEST_CASE("mismatches are named") {
   CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)join(merge::max(), taller); }),
             "\"max\" requires equal dtypes"));
   CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)join(merge::stack(), taller); }), "\"stack\""));
+  for (const Shape& shape : {Shape{3, 8}, Shape{}})
+    CHECK(has(words_of(ErrorKind::invalid_argument,
+                       [&] {
+                         (void)cut(merge::stack(), {DType::f32, shape}, 2);
+                       }),
+              "2 ranks need a shape with that size in dimension 0"));
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)join(merge::concat(2), taller); }),
             "dimension 2 is out of range"));
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)join(merge::concat(-3), taller); }),

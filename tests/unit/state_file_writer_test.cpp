@@ -7,6 +7,7 @@
 
 #include <thread>
 
+#include "tests/support/failing_call.hpp"
 #include "tests/support/state_files.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -123,6 +124,16 @@ TEST_CASE("a failed writer accepts no more data, and leaves no file") {
   CHECK(work.count() == 1);
   { const StateFileWriter gone = std::move(writer); }
   CHECK(work.count() == 0);
+}
+
+TEST_CASE("small tensors are written together, as many as are in one block of the file") {
+  const TemporaryDirectory work;
+  std::vector<NamedTensor> all;
+  for (int i = 0; i < 300; ++i) all.emplace_back("t" + std::to_string(i), pattern(DType::u8, {20'000}, i));
+  const FailingCall writes({.call = "pwrite"});
+  write_state_file(work / "file", {}, all);
+  CHECK(FailingCall::seen() < 20);
+  CHECK(holds(StateFile::open(work / "file"), all));
 }
 
 TEST_CASE("bytes that other processes write") {

@@ -408,6 +408,15 @@ TEST_CASE("a shortage of this process does not make the peer a lost rank") {
   }
 }
 
+TEST_CASE("without IPv6, a listener has a free port of IPv4") {
+  asio::io_context io;
+  // The first socket is one of IPv6.
+  const test::FailingCall failing({.call = "socket", .error = EAFNOSUPPORT, .times = 1});
+  const Acceptor acceptor = listen_anywhere(io, {});
+  CHECK(acceptor.local_endpoint().address() == asio::ip::address_v4::any());
+  CHECK(acceptor.local_endpoint().port() >= 1024);
+}
+
 TEST_CASE("messages beyond the window, which no rank sends, are not received") {
   Ends ends(2);
   Stranger rank(ends.addresses.of_ranks[1]);

@@ -142,7 +142,10 @@ TEST_CASE("the summary counts waits, the ranks that caused them, and routes") {
   CHECK(summary.ranks[0].longest_for == 2);
   CHECK(summary.ranks[2].caused_seconds > 1.98);
   REQUIRE(summary.routes.size() == 1);
+  CHECK(summary.routes[0].operations == 9);
   CHECK(summary.routes[0].bytes == 9 * 3 * 1000);
+  // From the first rank's begin to the last one's end.
+  CHECK(summary.routes[0].seconds > 1);
   CHECK(has(inspect::trace_text(trace, summary, plain), "The other ranks waited longest for rank 2"));
 }
 
