@@ -8,7 +8,7 @@
 
 #include "muster/error.hpp"
 #include "src/base/byte_archive.hpp"
-#include "src/os/shared_memory.hpp"
+#include "src/base/message.hpp"
 
 namespace muster {
 namespace {
@@ -57,10 +57,9 @@ ShardListing listing_in(ByteReader& in) {
 }  // namespace
 
 std::vector<std::byte> encode_listings(const ExportSource& mine) {
-  const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
+  const RankRoom room = os::memory_headroom(os::default_backing());
   ByteWriter out;
-  out.values(room.bytes);
-  out.all(std::string(os::to_string(room.limit)));
+  out.values(room.bytes, room.limit);
   out.all(mine.whole());
   out.count(mine.listings());
   for (const ShardListing& listing : mine.listings()) {
@@ -93,8 +92,8 @@ std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> 
     RankRoom& room = rooms.emplace_back();
     std::string their_whole;
     std::uint64_t count = 0;
-    in.values(room.bytes);
-    in.all(room.limit);
+    in.values(room.bytes, room.limit);
+    if (room.limit > os::MemoryLimit::mount) in.refuse();
     in.all(their_whole);
     in.values(count);
     if (their_whole != whole)
@@ -110,7 +109,8 @@ std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> 
   return listings;
 }
 
-void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed) {
+void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed,
+                 std::string_view purpose, std::string_view remedy) {
   std::map<int, std::uint64_t> by_host;
   for (int rank = 0; rank < group.size(); ++rank)
     by_host[group.host_of(rank)] += needed[static_cast<std::size_t>(rank)];
@@ -118,10 +118,9 @@ void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<
     const RankRoom& room = rooms[static_cast<std::size_t>(rank)];
     const std::uint64_t all = by_host[group.host_of(rank)];
     if (all <= room.bytes) continue;
-    throw Error(ErrorKind::out_of_space,
-                fmt::format("too little shared memory for the windows of an export: needed {} bytes on host {}, "
-                            "available {} ({}). Lower the memory budget, or give the job more memory",
-                            all, group.info(rank).host, room.bytes, room.limit));
+    throw Error(ErrorKind::out_of_space, fmt::format("too little {} on host {}: needed {}, available {} ({}). {}",
+                                                     purpose, group.info(rank).host, byte_text(all),
+                                                     byte_text(room.bytes), os::to_string(room.limit), remedy));
   }
 }
 

@@ -5,18 +5,17 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/checkpoint/assembly/export_source.hpp"
 #include "src/group/group.hpp"
+#include "src/os/shared_memory.hpp"
 
 namespace muster {
 
-/// The shared memory that a rank has left.
-struct RankRoom {
-  std::uint64_t bytes = 0;
-  std::string limit = {};  ///< the kind of memory that imposes the limit
-};
+/// The memory that a rank has left.
+using RankRoom = os::MemoryHeadroom;
 
 /// Encodes the listings of a rank, and the shared memory that it has left.
 std::vector<std::byte> encode_listings(const ExportSource& mine);
@@ -28,8 +27,9 @@ std::vector<std::vector<std::byte>> gather_listings(group::BaseGroup& group, std
 std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> told, const std::string& whole,
                                         std::vector<RankRoom>& rooms);
 
-/// `needed` is the shared memory that each rank will use. Throws Error(out_of_space) if a host has less than its ranks
-/// need.
-void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed);
+/// `needed` is the memory that each rank will use. Throws Error(out_of_space) if a host has less than its ranks need.
+/// The message names `purpose`, such as "shared memory for windows", and ends with `remedy`.
+void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed,
+                 std::string_view purpose, std::string_view remedy);
 
 }  // namespace muster

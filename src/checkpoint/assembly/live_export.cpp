@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -15,7 +14,6 @@
 #include "muster/log.hpp"
 #include "src/base/escaped.hpp"
 #include "src/base/fork_mutex.hpp"
-#include "src/base/message.hpp"
 #include "src/checkpoint/assembly/agreement.hpp"
 #include "src/checkpoint/assembly/export_run.hpp"
 #include "src/checkpoint/assembly/live_export.hpp"
@@ -133,26 +131,21 @@ class LiveSnapshot {
   void check_room(Group& group, std::uint64_t bytes) const {
     struct Needs {
       std::uint64_t more = 0;
-      std::uint64_t room = 0;
+      RankRoom room;
     };
     const std::uint64_t size = kept_->size();
-    const Needs mine{bytes > size ? bytes - size : 0, os::memory_headroom(os::Backing::anonymous).bytes};
+    const Needs mine{bytes > size ? bytes - size : 0, os::memory_headroom(os::Backing::anonymous)};
     std::vector<Needs> all(static_cast<std::size_t>(group.size()));
     group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)),
                      {.phase = "export: comparing memory"});
-    std::map<int, Needs> hosts;
-    for (int rank = 0; rank < group.size(); ++rank) {
-      const Needs& needs = all[static_cast<std::size_t>(rank)];
-      Needs& host = hosts.try_emplace(group.host_of(rank), Needs{0, needs.room}).first->second;
-      host.more += needs.more;
-      host.room = std::min(host.room, needs.room);
+    std::vector<RankRoom> rooms;
+    std::vector<std::uint64_t> needed;
+    for (const Needs& needs : all) {
+      rooms.push_back(needs.room);
+      needed.push_back(needs.more);
     }
-    for (int rank = 0; rank < group.size(); ++rank)
-      if (const Needs& host = hosts.at(group.host_of(rank)); host.more > host.room)
-        throw Error(ErrorKind::out_of_space,
-                    fmt::format("too little memory for a snapshot on host {}: needed {}, available {}. Use "
-                                "export_model without _async, or export layer by layer",
-                                group.info(rank).host, byte_text(host.more), byte_text(host.room)));
+    check_rooms(group, rooms, needed, "memory for a snapshot",
+                "Use export_model without _async, or export layer by layer");
   }
 
   std::shared_ptr<group::KeptMemory> kept_;

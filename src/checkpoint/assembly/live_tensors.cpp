@@ -159,9 +159,10 @@ void LiveTensors::keep(std::span<const std::size_t> tensors, std::span<std::byte
   for (const std::size_t tensor : tensors) {
     const TensorEntry& entry = entries_[tensor];
     kept[tensor] = TensorView(entry.dtype, entry.shape, to);
-    is_on_host = is_on_host && views_[tensor].device().is_host();
-    const bool is_whole = !views_[tensor].device().is_host() && !views_[tensor].is_contiguous();
-    const std::uint64_t most = is_whole ? entry.bytes : copied_at_once;
+    // Each copy from a GPU waits once.
+    const bool is_here = views_[tensor].device().is_host();
+    const std::uint64_t most = is_here ? copied_at_once : views_[tensor].is_contiguous() ? staged_at_once : entry.bytes;
+    is_on_host = is_on_host && is_here;
     for (std::uint64_t at = 0; at < entry.bytes; at += most)
       pieces.push_back({tensor, at, to + at, std::min(most, entry.bytes - at)});
     to += bytes_to_keep(std::span(&tensor, 1));
