@@ -8,13 +8,12 @@ import os as _os
 import typing as _typing
 
 try:
-    from . import _core as _extension
+    from ._core import ExportWork, Group, MessageQueue, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, make_queue_handle, version as __version__
 except ImportError as _error:
     from ._platform import explained as _explained
 
     raise _explained(_error) from None
 from . import merge
-from ._core import ExportWork, Group, MessageQueue, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, make_queue_handle, version as __version__
 from ._exports import export_model, plan_export
 from ._files import (
     NFSWorkspace,
