@@ -67,7 +67,7 @@ Config object_of_dict(PyObject* object, const Place& place, int depth) {
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
   while (PyDict_Next(object, &position, &key, &value) != 0) {
-    if (PyUnicode_Check(key) == 0) place.refuse(fmt::format("a key is {}, not str", Py_TYPE(key)->tp_name));
+    if (PyUnicode_Check(key) == 0) place.refuse(fmt::format("a key is {}, not str", nb::inst_name(key).c_str()));
     // Python code that a conversion runs may change the dict.
     const nb::object kept = nb::borrow(value);
     members.insert(text_of(key, place), value_of(value, {&place, key, 0}, depth + 1));
@@ -77,8 +77,9 @@ Config object_of_dict(PyObject* object, const Place& place, int depth) {
 
 Config array_of(PyObject* object, const Place& place, int depth) {
   ConfigArray items;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
-    const nb::object item = nb::borrow(PySequence_Fast_GET_ITEM(object, i));
+  const bool is_list = PyList_Check(object) != 0;
+  for (Py_ssize_t i = 0; i < (is_list ? PyList_Size(object) : PyTuple_Size(object)); ++i) {
+    const nb::object item = nb::borrow(is_list ? PyList_GetItem(object, i) : PyTuple_GetItem(object, i));
     items.push_back(value_of(item.ptr(), {&place, nullptr, i}, depth + 1));
   }
   return items;
@@ -109,7 +110,7 @@ Config leaf_of(PyObject* object, const Place& place) {
   }
   place.refuse(fmt::format(
       "{} is not a value: it takes dict with str keys, list, tuple, str, int, float, bool, None and tensors",
-      Py_TYPE(object)->tp_name));
+      nb::inst_name(object).c_str()));
 }
 
 Config value_of(PyObject* object, const Place& place, int depth) {
@@ -118,7 +119,7 @@ Config value_of(PyObject* object, const Place& place, int depth) {
   if (object == Py_None) return nullptr;
   if (PyBool_Check(object) != 0) return object == Py_True;
   if (PyLong_Check(object) != 0) return integer_of(object, place);
-  if (PyFloat_Check(object) != 0) return PyFloat_AS_DOUBLE(object);
+  if (PyFloat_Check(object) != 0) return PyFloat_AsDouble(object);
   if (PyUnicode_Check(object) != 0) return text_of(object, place);
   if (PyDict_Check(object) != 0) return object_of_dict(object, place, depth);
   if (PyList_Check(object) != 0 || PyTuple_Check(object) != 0) return array_of(object, place, depth);

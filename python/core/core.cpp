@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The extension module muster._core.
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <string>
 
@@ -13,7 +17,7 @@ namespace {
 
 /// The GIL protects the data that the bindings share, and its thread states belong to the main interpreter.
 void check_interpreter() {
-  if (PyInterpreterState_Get() != PyInterpreterState_Main())
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0)  // that of the main one is 0
     throw nanobind::import_error(
         "importing muster: this is a subinterpreter, and muster runs in the main one alone: use processes "
         "(muster.launch)");
@@ -23,11 +27,22 @@ void check_interpreter() {
         "importing muster: this Python has no GIL (free threading), which muster needs: use the ordinary build of it");
 }
 
+/// Wheels also install on older kernels. Of the calls that muster needs, this is the newest.
+void check_kernel() {
+#ifdef SYS_close_range
+  constexpr auto no_descriptor = ~0U;
+  if (::syscall(SYS_close_range, no_descriptor, no_descriptor, 0) != 0 && errno == ENOSYS)
+    throw nanobind::import_error(
+        "importing muster: this kernel or sandbox has no close_range(), which muster needs: use Linux 5.9 or later");
+#endif
+}
+
 }  // namespace
 
 NB_MODULE(_core, module) {
   using namespace muster::python;
   check_interpreter();
+  check_kernel();
   module.attr("version") = std::string(muster::version());
   // Results and groups may exist until the interpreter exits; that is not a leak.
   nb::set_leak_warnings(false);

@@ -174,10 +174,11 @@ Tensor tensor_from_dlpack(nb::handle object) {
 std::optional<Tensor> tensor_from_exchange(nb::handle object) {
   static const nb::handle attribute = nb::str("__dlpack_c_exchange_api__").release();
   // Only for the type itself: a subclass may keep its data elsewhere.
-  PyObject* const own = Py_TYPE(object.ptr())->tp_dict;
-  PyObject* const capsule = own == nullptr ? nullptr : PyDict_GetItemWithError(own, attribute.ptr());
-  if (capsule == nullptr || PyCapsule_IsValid(capsule, exchange_name) == 0) return std::nullopt;
-  const auto* table = static_cast<const dlpack::Exchange*>(PyCapsule_GetPointer(capsule, exchange_name));
+  const nb::object own = object.type().attr("__dict__");
+  if (PySequence_Contains(own.ptr(), attribute.ptr()) != 1) return std::nullopt;
+  const nb::object capsule = own[attribute];
+  if (PyCapsule_IsValid(capsule.ptr(), exchange_name) == 0) return std::nullopt;
+  const auto* table = static_cast<const dlpack::Exchange*>(PyCapsule_GetPointer(capsule.ptr(), exchange_name));
   if (table->version.major != 1) return std::nullopt;
   // PyTorch has views that represent the negative of their memory; the structure does not show it.
   if (const nb::object is_neg = nb::getattr(object, "is_neg", nb::none());

@@ -81,9 +81,8 @@ bool is_true(const TensorView& tensor) {
 }
 
 bool is_of(nb::handle object, std::string_view package) {
-  const char* name = Py_TYPE(object.ptr())->tp_name;
   const nb::object module = nb::getattr(object.type(), "__module__", nb::none());
-  if (!nb::isinstance<nb::str>(module)) return name != nullptr && std::string_view(name).starts_with(package);
+  if (!nb::isinstance<nb::str>(module)) return false;
   const char* text = nb::cast<nb::str>(module).c_str();
   return std::string_view(text) == package || std::string_view(text).starts_with(std::string(package) + ".");
 }

@@ -7,8 +7,13 @@ docs/reference/python-api.md lists the names by task. Importing this package imp
 import os as _os
 import typing as _typing
 
+try:
+    from ._core import ExportWork, Group, MessageQueue, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, make_queue_handle, version as __version__
+except ImportError as _error:
+    from ._platform import explained as _explained
+
+    raise _explained(_error) from None
 from . import merge
-from ._core import ExportWork, Group, MessageQueue, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, make_queue_handle, version as __version__
 from ._exports import export_model, plan_export
 from ._files import (
     NFSWorkspace,

@@ -41,6 +41,38 @@ def test_an_interpreter_that_cannot_be_is_refused(source, words):
     assert done.returncode == 0 and done.stdout.count("\n") == 1 and words in done.stdout, done
 
 
+@pytest.mark.parametrize(
+    "failure, words",
+    [
+        ("No module named 'muster._core'", "this installation has _core."),
+        ("/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.28' not found (required by _core.so)", "the extension needs GLIBC 2.28, and this system has glibc "),
+        ("_core.so: undefined symbol: _Py_NewRef", "for other Pythons, and this is CPython 3."),
+        ("_core.so: undefined symbol: other", "cannot be loaded by CPython 3."),
+        ("libgcc_s.so.1: cannot open shared object file: No such file or directory", "(libgcc_s.so.1: cannot open"),
+    ],
+)
+def test_an_extension_that_cannot_be_loaded_is_explained_in_one_line(failure, words):
+    source = f'''
+import sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "muster._core":
+            kind = ModuleNotFoundError if "No module" in {failure!r} else ImportError
+            raise kind({failure!r}, name=name)
+
+sys.meta_path.insert(0, Finder())
+try:
+    import muster
+except ImportError as error:
+    assert error.__suppress_context__
+    print(error)
+'''
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("importing muster: ") and done.stdout.count("\n") == 1 and words in done.stdout, done
+    assert "build from source" in done.stdout
+
+
 def test_a_torch_that_is_too_old_is_refused(tmp_path):
     """The error is one line. The torch package here has only a version. The rest of muster works without it."""
     (tmp_path / "torch").mkdir()

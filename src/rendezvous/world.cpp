@@ -253,7 +253,9 @@ const MpiSupport& require_mpi() {
   throw Error(
       ErrorKind::unsupported,
       fmt::format("ranks that MPI has started need {} and the MPI that it was built with. Install both, the "
-                  "library next to libmuster ({}), or call set_world() with a group of muster::mpi_group() ({})",
+                  "library next to libmuster ({}); or start the ranks with muster run, torchrun or srun, which is what "
+                  "a wheel of muster needs, because it has no such library; or call set_world() with a group of "
+                  "muster::mpi_group() ({})",
                   in_quotes(name), in_quotes(library.file), library.failure),
       {.path = library.file});
 }

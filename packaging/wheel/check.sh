@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# Checks the wheels in $out. Sourced by tools/wheels --check.
+
+limit() { # FACT MEASURED MOST UNIT
+  printf '   %s: %s %s (at most %s)\n' "$1" "$2" "$4" "$3"
+  [ "$2" -le "$3" ] || die "$1 is $2 $4, and may be at most $3"
+}
+
+# median COMMAND...: milliseconds of the middle one of nine runs.
+median() {
+  local i started
+  for i in 1 2 3 4 5 6 7 8 9; do
+    started=$(date +%s%N)
+    "$@" >/dev/null
+    echo $((($(date +%s%N) - started) / 100000))
+  done | sort -n | sed -n '5s/\(.\)$/.\1/p'
+}
+
+tools=$work/tools/bin
+wheels=("$out"/muster-*.whl)
+[ -e "${wheels[0]}" ] || die "there is no wheel in $out: run tools/wheels first"
+say "metadata and symbols"
+"$tools/twine" check --strict "${wheels[@]}"
+for wheel in "${wheels[@]}"; do
+  said=$("$tools/auditwheel" show "$wheel" | tr '\n' ' ')
+  grep -o 'is consistent with.*tag: "[a-z0-9_]*' <<<"$said" | tail -n 1
+  grep -q manylinux_2_28_x86_64 <<<"$said" || die "$wheel is no manylinux_2_28 wheel: $said"
+  case $wheel in *abi3*) "$tools/abi3audit" --strict "$wheel" ;; esac
+  limit "size of $(basename "$wheel")" $((($(stat -c %s "$wheel") + 1023) / 1024)) $((12 * 1024)) KiB
+done
+
+source "$root/packaging/rootfs.sh"
+say "a Debian root file system without compilers"
+[ "$(id -u)" = 0 ] || die "this check makes a root file system: run it as root"
+install_missing mmdebstrap
+wheel=$(ls "$out"/muster-*-cp311-*.whl) || die "Debian's Python is 3.11: build its wheel first, by tools/wheels --python 3.11"
+root_file_system runtime python3-venv,python3-numpy
+place=$(mktemp -d)
+trap 'rm -rf --one-file-system "$place"' EXIT
+unpack_root_file_system runtime "$place"
+[ -z "$(find "$place/usr/bin" -name '*gcc*' -o -name '*g++*' -o -name cc)" ]
+mkdir "$place/source"
+tar -C "$root" -c docs/tutorials examples tests/docs README.md | tar -C "$place/source" -x
+cp "$wheel" "$place/"
+started=$SECONDS
+run_in "$place" '
+  python3 -m venv --system-site-packages /venv
+  /venv/bin/pip install -q --no-index /muster-*.whl
+  export PATH=/venv/bin:$PATH MUSTER_TEST_PYTHON=/venv/bin/python
+  cd /source
+  for page in python cli; do python tests/docs/pages.py run . docs/tutorials/$page.md | tail -n 1; done' ||
+  die "the tutorials fail in the root file system"
+limit "installation and both tutorials" $((SECONDS - started)) 30 s
+
+# The newer Pythons take the wheel of 3.12.
+for version in 3.10 3.11 3.12 3.13 3.14; do
+  interpreter=$(python "$version") || continue
+  venv=$work/try$version
+  rm -rf "$venv"
+  "$interpreter" -m venv "$venv"
+  say "Python $version"
+  if ! "$venv/bin/pip" install -q --no-index --find-links "$out" --no-deps muster 2>"$work/pip.log"; then
+    say "not checked: no wheel in $out suits Python $version"
+    continue
+  fi
+  [ -z "$(find "$venv" -name 'libmuster*.so*' -not -name 'libmuster-hdf5.so*')" ]
+  cold='import resource, sys; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+import time; start = time.perf_counter(); import muster; spent = time.perf_counter() - start
+print(round(spent * 1000), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)'
+  env -C / "$venv/bin/python" -c 'import muster'
+  read -r spent memory < <(for _ in 1 2 3 4 5; do env -C / "$venv/bin/python" -c "$cold"; done | sort -n | sed -n 3p)
+  # Times are printed, and judged by a person: a busy machine takes longer.
+  printf '   import: %s ms (the aim is 60); muster --help: %s ms (the aim is 20)\n' "$spent" "$(median "$venv/bin/muster" --help)"
+  limit "memory of the import" "$memory" 25 MiB
+  "$venv/bin/pip" install -q numpy ml_dtypes pytest
+  # A wheel has no MPI.
+  env -C / -u PYTHONPATH MUSTER_PROGRAM="$venv/bin/muster" PYTHONDONTWRITEBYTECODE=1 nice -n 5 \
+    "$venv/bin/python" "$root/python/tests/run.py" "$root/python/tests" -k "not mpiexec" >"$work/tests$version.log" 2>&1 ||
+    fail "the Python tests with the wheel on $version" "$work/tests$version.log"
+  tail -n 1 "$work/tests$version.log"
+done

