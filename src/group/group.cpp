@@ -306,7 +306,13 @@ void BaseGroup::agree(const std::optional<Error>& trouble, const WaitOptions& op
   std::vector<Words> all(ranks_.size());
   do_all_gather(std::as_bytes(std::span(&words, 1)), std::as_writable_bytes(std::span(all)), options);
   const auto at = static_cast<std::size_t>(first - statuses_.begin());
-  throw in_name_of(ranks_[at], all[at].get()).with_context(options.phase);
+  const Error cause = all[at].get();
+  // If the ranks of a host agreed before, all of them have failed with the error of one of them, which it names.
+  const auto named = std::ranges::find(ranks_, cause.rank().value_or(-1), &RankInfo::global_rank);
+  if (!cause.host().empty() && named != ranks_.end() &&
+      statuses_[static_cast<std::size_t>(named - ranks_.begin())] != 0)
+    throw Error(cause);
+  throw in_name_of(ranks_[at], cause).with_context(options.phase);
 }
 
 void BaseGroup::refuse(const Error& failure, const WaitOptions& options) {

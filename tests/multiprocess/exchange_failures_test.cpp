@@ -268,10 +268,12 @@ TEST_CASE(
       Tensor lent = arena.allocate(DType::u32, {elements});
       std::memcpy(lent.mutable_data(), tensor_of(group.rank()).data(), lent.nbytes());
       std::vector<Shortage> shortages = {of_descriptors()};
-      // Over files, rounds and messages use such calls: if they fail, the group fails.
+      // Over files, rounds and messages use such calls: if they fail, the group fails. Over TCP, a connection ends if
+      // it lacks memory for a message.
       if (group.kind() != "file") {
         shortages.push_back(of_calls("ENOMEM", ENOMEM));
-        shortages.push_back(size == 2 ? of_calls("ENFILE", ENFILE) : of_allocations());
+        const bool has_connections = group.kind() == "tcp";
+        shortages.push_back(size == 2 || has_connections ? of_calls("ENFILE", ENFILE) : of_allocations());
       }
       const Operation operation = operations_of(lent)[which / 2];
       for (const Shortage& shortage : shortages)

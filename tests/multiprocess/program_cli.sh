@@ -16,6 +16,7 @@ MUSTER_TIMEOUT=7 $job "$program" export shards --plan llama --out waiting > .log
 waiting=$!
 says 0 "merged into" $job "$program" export shards --plan llama --standalone -j 2 --out alone
 says 0 "merged into" env MUSTER_STANDALONE=1 $job "$program" export shards --plan llama -j 2 --out alone_too
+grep -q "^skipped" "$out" && fail "skipped files that are not there: $(cat "$out")"
 same alone
 same alone_too
 says 2 "--standalone" $job "$program" export shards --plan llama -j 2 --out new
