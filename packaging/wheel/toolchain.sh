@@ -66,7 +66,8 @@ fetch_sources() {
   mkdir -p "$work/apt"/{state/lists/partial,cache/archives/partial} "$work/sources"
   local mirror
   mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -E '/debian/?$' | head -n 1)
-  echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian} bookworm main" \
+  [ -n "$mirror" ] || die "apt has no source of Debian's packages: add one to /etc/apt/sources.list"
+  echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror bookworm main" \
     >"$work/apt/sources.list"
   cat >"$work/apt/apt.conf" <<END
 Dir::Etc::sourcelist "$work/apt/sources.list";
