@@ -336,6 +336,28 @@ tell([made, [report == (made if rank == 0 else None) for report in reports], oth
         assert muster.verify(tmp_path / name)["good"]
 
 
+def test_fingerprints_by_plan(tmp_path):
+    """The names and parts of a plan's ranks give the fingerprint of the exported model, also as units and in another dtype."""
+    rules = [{"match": "*.rows", "action": "concat", "dim": 0}, {"match": "*", "action": "same"}]
+    (tmp_path / "plan.json").write_text(json.dumps({"muster_plan": 1, "rules": rules}))
+    source = MODEL + """
+plan = str(pathlib.Path(folder) / "plan.json")
+mine = {name: whole[:6].reshape(2, 3, 5)[rank] if name.endswith("rows") else whole for name, whole in wholes().items()}
+print_of = lambda **options: muster.fingerprint(mine, group=group, plan=plan, source_layout="tp=2", **options)["hash"]
+def layers_of():
+    for layer in range(4):
+        yield {name: value for name, value in mine.items() if name.startswith(f"layers.{layer}.") or (layer == 3 and "." not in name)}
+cast = {"dtype": "BF16", "cast_all": True}
+muster.export_model(mine, folder + "/whole", plan, group=group, source_layout="tp=2")
+muster.export_model(layers_of(), folder + "/units", plan, group=group, source_layout="tp=2")
+muster.export_model(layers_of(), folder + "/cast", plan, group=group, source_layout="tp=2", **cast)
+tell([print_of(), print_of(), print_of(**cast)])
+"""
+    told = run("folder = " + repr(str(tmp_path)) + "\n" + source, 2)
+    found = [muster.fingerprint(tmp_path / name)["hash"] for name in ("whole", "units", "cast")]
+    assert told == [found, found] and found[0] == found[1] != found[2]
+
+
 def test_refused_fingerprints(tmp_path):
     """A mistake of one rank is one error on all ranks, and the group stays usable."""
     told = run_model(

@@ -241,14 +241,9 @@ class PartFingerprint {
   PartFingerprint(std::span<const TensorPart> parts, Group& group, const FingerprintOptions& options)
       : parts_(parts), group_(group::inside(group)), options_(options) {}
 
-  /// Returns the fingerprint on rank 0.
-  std::optional<Fingerprint> run() {
-    std::vector<std::byte> mine;
-    agree_on(group_, first_phase, [&] {
-      if (is_first()) check_options(options_);
-      mine = encode_listings(LiveTensors(parts_, group_));
-    });
-    const std::vector<std::vector<std::byte>> told = gather_listings(group_, std::move(mine));
+  /// `listing` is that of this rank's parts. Returns the fingerprint on rank 0.
+  std::optional<Fingerprint> run(std::vector<std::byte> listing) {
+    const std::vector<std::vector<std::byte>> told = gather_listings(group_, std::move(listing));
     agree_on(group_, "fingerprint: planning", [&] {
       if (!is_first()) return;
       tensors_.emplace(group_, options_);
@@ -382,10 +377,7 @@ std::optional<Fingerprint> fingerprint_through_windows(std::span<const TensorPar
   Request request = request_of({}, options.plan, wanted);
   request.by_boxes = options.plan.empty();
   request.looks_only = true;
-  ExportRun run(group, request, {}, wanted, [&](Group& ranks) {
-    if (ranks.rank() == 0) check_options(options);
-    return std::make_unique<LiveTensors>(parts, ranks);
-  });
+  ExportRun run(group, request, {}, wanted, [&](Group& ranks) { return std::make_unique<LiveTensors>(parts, ranks); });
   return run.take_fingerprint(span);
 }
 
@@ -414,9 +406,14 @@ Fingerprint fingerprint(std::span<const TensorPart> parts, Group& group, const F
   const group::GroupLock use(group);
   trace::Span span(trace::SpanKind::phase, "fingerprint", group::inside(group).operations().next());
   const FailOnStop on_stop = fail_on_stop(group, options.stop);
+  std::vector<std::byte> listing;
+  agree_on(group::inside(group), first_phase, [&] {
+    if (group.rank() == 0) check_options(options);
+    listing = encode_listings(LiveTensors(parts, group));
+  });
   return spread(group::inside(group), needs_windows(parts, group, options)
                                           ? fingerprint_through_windows(parts, group, options, span)
-                                          : PartFingerprint(parts, group, options).run());
+                                          : PartFingerprint(parts, group, options).run(std::move(listing)));
 }
 
 }  // namespace muster

@@ -184,8 +184,11 @@ class Campaign:
         environment.pop(IN_NAMESPACE, None)
         if self.arguments.jobs > 1:
             environment["MUSTER_MUTANT_STATE"] = str(state)
-        # A mutant may leave files in /dev/shm, which are removed with the test.
-        fence = ["unshare", "--mount", "bash", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "fence"] if self.fenced else []
+        # A mutant may leave files in /dev/shm, which are removed with the test. Programs that are started without an environment
+        # read the default state.
+        self.state(0).touch()
+        fence = ["unshare", "--mount", "bash", "-c", 'mount -t tmpfs none /dev/shm && mount --bind "$1" "$2" && shift 2 && exec "$@"',
+                 "fence", state, self.state(0)] if self.fenced else []
         began = time.monotonic()
         with open(self.scratch / f"output-{lane}", "wb") as output:
             process = subprocess.Popen([sys.executable, "-S", HERE / "keeper.py", *fence, *test["cmd"]], cwd=test["workdir"] or self.build,
