@@ -9,6 +9,7 @@
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/shared_arena.hpp"
+#include "src/os/fault.hpp"
 #include "tests/support/exchanges.hpp"
 #include "tests/support/hesitation.hpp"
 #include "tests/support/random_config.hpp"
@@ -202,6 +203,30 @@ TEST_CASE("the root's own tensors are views of its own memory") {
     };
     gather_each(source, std::vector<int>{0, 1}, group, consume, {.memory_budget = 64_KiB});
     RANK_CHECK(at == (group.rank() == 0 ? mine.nbytes() : 0));
+  });
+}
+
+TEST_CASE("a layer whose descriptor is damaged in transit is never consumed, and all ranks get the error") {
+  run_ranks(3, [](Group& group) {
+    // The files of a workspace have their own checksums.
+    if (group.kind() == "file") return;
+    const std::vector<int> ranks = {1, 2, 0};
+    for (int turn = 0; turn < 24; ++turn) {
+      const int sender = turn % 2 * 2;
+      static std::size_t damaged = 0;
+      static int seen = 0;
+      // The descriptors of several layers, and each of their first bytes.
+      damaged = static_cast<std::size_t>(turn / 2);
+      seen = 0;
+      if (group.rank() == sender)
+        os::set_damage_hook([](std::span<std::byte> descriptor) {
+          if (seen++ == static_cast<int>(damaged % 4)) descriptor[damaged % descriptor.size()] ^= std::byte{1};
+        });
+      error_of(ErrorKind::corrupt, {"data of rank " + std::to_string(sender)},
+               [&] { stream_and_check(group, ranks, 8, layer_of_stream); });
+      os::set_damage_hook(nullptr);
+      stream_and_check(group, ranks, 2, layer_of_stream);
+    }
   });
 }
 
