@@ -5,6 +5,7 @@
 //
 // Messages have no such test: a rank that waits for one polls at growing intervals. An interval is never longer than
 // 1/64 of the time it has waited.
+// The launcher has none either: it waits in poll() for the pipes of its ranks themselves, so no wake-up can be lost.
 
 #include <algorithm>
 #include <chrono>

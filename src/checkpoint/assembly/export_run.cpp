@@ -395,8 +395,7 @@ void ExportRun::check_memory() const {
   std::vector<std::uint64_t> needed;
   for (const ProcessWork& work : assembly_.processes)
     needed.push_back(work.turns != 0 ? work.depth * work.window_bytes : 0);
-  check_rooms(*group_, rooms_, needed, "shared memory for the windows of an export",
-              "Lower the memory budget, or give the job more memory");
+  check_rooms(*group_, rooms_, needed, "shared memory for the windows of an export", "lower the memory budget");
 }
 
 // Runs step 4.

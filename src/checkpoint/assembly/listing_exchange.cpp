@@ -110,7 +110,7 @@ std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> 
 }
 
 void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed,
-                 std::string_view purpose, std::string_view remedy) {
+                 std::string_view purpose, std::string_view alternative) {
   std::map<int, std::uint64_t> by_host;
   for (int rank = 0; rank < group.size(); ++rank)
     by_host[group.host_of(rank)] += needed[static_cast<std::size_t>(rank)];
@@ -118,9 +118,10 @@ void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<
     const RankRoom& room = rooms[static_cast<std::size_t>(rank)];
     const std::uint64_t all = by_host[group.host_of(rank)];
     if (all <= room.bytes) continue;
-    throw Error(ErrorKind::out_of_space, fmt::format("too little {} on host {}: needed {}, available {} ({}). {}",
-                                                     purpose, group.info(rank).host, byte_text(all),
-                                                     byte_text(room.bytes), os::to_string(room.limit), remedy));
+    throw Error(ErrorKind::out_of_space,
+                fmt::format("too little {} on host {}: needed {}, available {} ({}). Give the job more memory, or {}",
+                            purpose, group.info(rank).host, byte_text(all), byte_text(room.bytes),
+                            os::to_string(room.limit), alternative));
   }
 }
 

@@ -28,8 +28,9 @@ std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> 
                                         std::vector<RankRoom>& rooms);
 
 /// `needed` is the memory that each rank will use. Throws Error(out_of_space) if a host has less than its ranks need.
-/// The message names `purpose`, such as "shared memory for windows", and ends with `remedy`.
+/// The message names `purpose`, such as "shared memory for windows", and ends with `alternative`, such as
+/// "lower the memory budget".
 void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed,
-                 std::string_view purpose, std::string_view remedy);
+                 std::string_view purpose, std::string_view alternative);
 
 }  // namespace muster

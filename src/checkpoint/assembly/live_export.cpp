@@ -145,7 +145,7 @@ class LiveSnapshot {
       needed.push_back(needs.more);
     }
     check_rooms(group, rooms, needed, "memory for a snapshot",
-                "Use export_model without _async, or export layer by layer");
+                "use export_model without _async, or export layer by layer");
   }
 
   std::shared_ptr<group::KeptMemory> kept_;
