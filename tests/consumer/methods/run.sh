@@ -15,7 +15,7 @@ else
   trap 'rm -rf "$place"' EXIT
 fi
 # Fast to compile: the programs are small.
-quick=(--buildtype=plain -Doptimization=0 -Dunity=on -Dunity_size=16)
+quick=(--buildtype=plain -Doptimization=0 -Dunity=on -Dunity_size=8)
 
 check() { # METHOD KIND PROGRAM
   local said needs
