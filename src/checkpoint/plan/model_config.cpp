@@ -275,7 +275,6 @@ const Config* defaults_of(const Config& config) {
 class Attention {
  public:
   explicit Attention(std::span<const NamedSpec> tensors) {
-    constexpr std::string_view embedding = "embed_tokens.weight";
     constexpr std::string_view output = "self_attn.o_proj.weight";
     std::unordered_map<std::string_view, const TensorSpec*> by_name;
     std::string text = "\n";
