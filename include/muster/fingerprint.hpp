@@ -102,8 +102,8 @@ Fingerprint fingerprint_of(const std::string& path, const FingerprintOptions& op
 /// Returns, on every rank, the fingerprint of the tensors that all ranks have in memory. Collective; uses several
 /// threads. Every rank passes its parts; a rank without parts passes an empty list. The parts of all ranks must cover
 /// every element of each tensor. Parts may overlap if their common elements are equal bit by bit (replicas). Tensors
-/// may be strided, and must not change during the call. No elements are sent: ranks exchange the list of parts and 8
-/// bytes per part.
+/// may be strided, and must not change during the call. Without `plan` and `dtype`, and with
+/// tensors in host memory, ranks exchange only the list of parts and 8 bytes per part.
 ///
 /// With `plan`, TensorPart::name is the name that the plan expects on a rank, as for export_model(). With a plan or
 /// `dtype`, or if a tensor is on a GPU, ranks exchange elements through windows of 256 MiB in total, as an export does.

@@ -34,8 +34,9 @@ using PartSource = std::function<std::optional<std::vector<TensorPart>>()>;
 // parallelism over all ranks is assumed.
 //
 // If several ranks have the same elements, one of them provides the bytes. With Writers::rank0 it is the lowest of
-// these ranks, and with Writers::all the one that has the least to write. The other ranks only compute hashes, which
-// are compared before anything is written.
+// these ranks, and with Writers::all the one that has the least to write. Unless
+// `check_replicas` is off, the other ranks compute hashes of theirs, which are compared before anything is written
+// (unit by unit: before the unit is written).
 //
 // These options are errors in the calls below: `resume`, `target_layout`, `to_plan`, `job_id`, `step`, `key` and
 // `file_pattern`. `source_layout` needs a plan.
@@ -56,28 +57,29 @@ ExportReport export_model(std::span<const TensorPart> parts, const std::string& 
 /// Error(rank_mismatch). If `next` throws on one rank, all ranks throw one error.
 ///
 /// The files grow with each unit. After the last unit, they get their headers and the numbers in their names. Each
-/// header occupies 1 MiB and is padded with spaces. These rules differ from the call above.
+/// header occupies 1 MiB and is padded with spaces; a new file begins if a header might need more. The following rules
+/// differ from the call above:
 /// - `dtype` needs `cast_all`, because the other tensors of the model are not known yet.
 /// - An output head that config.json ties to the embeddings is not left out.
 /// - The progress counts only the bytes of the units that `next` has returned so far.
 /// - The model is compared with `base_model` after the last unit.
 /// - With a plan, the numbers of layers in the names must be those of the model on every pipeline stage. All experts of
 ///   a layer, a weight and its scales, and tensors that the plan ties must be in one unit. If the plan needs the number
-///   of heads, config.json of `base_model` must state it.
+///   of heads, config.json (of `base_model` or `files`) must state it.
 ExportReport export_model(const PartSource& next, const std::string& out, const std::string& plan, Group& group,
                           const ExportOptions& options = {});
 
 /// Starts an export, copies the elements that this rank contributes, and returns. After that, the caller may change and
-/// free the tensors. Before it copies, the call makes all checks, compares replicas and throws the errors of both. A
-/// thread then writes the files, with a duplicate of the group. The group uses both only for exports, so other
-/// asynchronous calls do not wait for an export.
+/// free the tensors. Before it copies, the call makes all checks and compares replicas, and throws the errors of these
+/// steps. A separate thread then writes the files over a duplicate of the group. Other asynchronous calls use neither
+/// of them, so they do not wait for an export.
 ///
 /// The group keeps the memory of the copy for later exports; trim() releases it. If the memory is not available, all
 /// ranks throw Error(out_of_space) before anything is copied. If an earlier export of the group is still running, the
 /// call waits for its end first, so exports end in order.
 ///
 /// Work::get() returns the report, or throws the same error on all ranks. If the Work is destroyed without get(), an
-/// error of the export is logged. After Error(timeout | peer_lost) the group has failed as well. A stop request during
+/// error of the export is logged. Error(timeout | peer_lost) also aborts the group of the caller. A stop request during
 /// this call aborts the group. A stop request after this call has returned cancels only the export, and the group
 /// remains usable. Destroying the group waits for the export.
 ///

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # usage: check.sh [PROGRAM]
 # Checks the examples of this folder as far as one machine can: the manifests by the schemas of Kubernetes, and the
-# command of the two pods in two network namespaces, with the program `muster` on PATH or PROGRAM. It needs root.
+# command of the two pods in two network namespaces, with the program `muster` on PATH or PROGRAM. Of the Slurm script it
+# checks only the syntax, and it does not build the image. It needs root.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 program=$(readlink -f "${1:-$(command -v muster)}")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symbols of glibc versions after 2.28 that libstdc++.a of GCC 12 and Muster refer to. Each linked file gets its own. A
-// newer glibc's function is used if there is one.
+// Symbols of glibc versions after 2.28 that libstdc++.a of GCC 12 and Muster refer to. Each linked file gets its own.
+// Three of the functions call that of a newer glibc if there is one.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
