@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/shared_arena.hpp"
-#include "src/os/fault.hpp"
 #include "tests/support/exchanges.hpp"
 #include "tests/support/hesitation.hpp"
 #include "tests/support/random_config.hpp"
@@ -213,18 +213,13 @@ TEST_CASE("a layer whose descriptor is damaged in transit is never consumed, and
     const std::vector<int> ranks = {1, 2, 0};
     for (int turn = 0; turn < 24; ++turn) {
       const int sender = turn % 2 * 2;
-      static std::size_t damaged = 0;
-      static int seen = 0;
-      // The descriptors of several layers, and each of their first bytes.
-      damaged = static_cast<std::size_t>(turn / 2);
-      seen = 0;
-      if (group.rank() == sender)
-        os::set_damage_hook([](std::span<std::byte> descriptor) {
-          if (seen++ == static_cast<int>(damaged % 4)) descriptor[damaged % descriptor.size()] ^= std::byte{1};
-        });
+      // Bytes of the descriptors of several layers.
+      std::optional<DamagedDescriptor> damage;
+      if (group.rank() == sender) damage.emplace(turn / 2 % 4, static_cast<std::size_t>(turn / 2));
       error_of(ErrorKind::corrupt, {"data of rank " + std::to_string(sender)},
                [&] { stream_and_check(group, ranks, 8, layer_of_stream); });
-      os::set_damage_hook(nullptr);
+      RANK_CHECK(!damage || damage->was_sent());
+      damage.reset();
       stream_and_check(group, ranks, 2, layer_of_stream);
     }
   });

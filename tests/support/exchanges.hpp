@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <functional>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "muster/gather.hpp"
 #include "muster/merge_gather.hpp"
+#include "src/os/fault.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/merge_model.hpp"
 #include "tests/support/patterns.hpp"
@@ -53,6 +55,28 @@ inline void fails_alike(Group& group, ErrorKind kind, const std::vector<std::str
     if (other != mine) throw RankFailure("other words on another rank: " + std::string(other.data()));
   gather_and_check(group, ranks_from(0, group.size()), 999, 0);
 }
+
+/// Flips one bit of one of the descriptors that this rank sends while the object exists.
+class DamagedDescriptor {
+ public:
+  /// `number` counts the descriptors from 0, and `byte` is taken modulo the length.
+  DamagedDescriptor(int number, std::size_t byte) {
+    number_ = number;
+    byte_ = byte;
+    seen_ = 0;
+    os::set_damage_hook([](std::span<std::byte> descriptor) {
+      if (seen_++ == number_) descriptor[byte_ % descriptor.size()] ^= std::byte{1};
+    });
+  }
+  DamagedDescriptor& operator=(DamagedDescriptor&&) = delete;
+  ~DamagedDescriptor() { os::set_damage_hook(nullptr); }
+  [[nodiscard]] bool was_sent() const noexcept { return seen_ > number_; }
+
+ private:
+  static inline int number_ = 0;
+  static inline std::size_t byte_ = 0;
+  static inline int seen_ = 0;
+};
 
 using Make = std::function<Tensor(int rank)>;
 
