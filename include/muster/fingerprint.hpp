@@ -102,12 +102,14 @@ Fingerprint fingerprint_of(const std::string& path, const FingerprintOptions& op
 /// Returns, on every rank, the fingerprint of the tensors that all ranks have in memory. Collective; uses several
 /// threads. Every rank passes its parts; a rank without parts passes an empty list. The parts of all ranks must cover
 /// every element of each tensor. Parts may overlap if their common elements are equal bit by bit (replicas). Tensors
-/// may be strided, and must not change during the call. Without `plan` and `dtype`, and with
-/// tensors in host memory, ranks exchange only the list of parts and 8 bytes per part.
+/// may be strided, and must not change during the call. Without `plan` and `dtype`, and with tensors in host memory,
+/// ranks exchange only the list of parts and 8 bytes per part.
 ///
 /// With `plan`, TensorPart::name is the name that the plan expects on a rank, as for export_model(). With a plan or
 /// `dtype`, or if a tensor is on a GPU, ranks exchange elements through windows of 256 MiB in total, as an export does.
-/// The result is then the fingerprint of the checkpoint that export_model() would write.
+/// The result is then the fingerprint of the checkpoint that export_model() would write, with two exceptions. An output
+/// head that config.json of `base_model` ties to the embeddings is not left out. Without `cast_all`, only the tensors
+/// themselves decide which of them remain F32.
 ///
 /// Only rank 0 uses the options, except for `progress` and `stop`. `job_id`, `step`, `rank`, `key` and `file_pattern`
 /// are for files: if one is set, all ranks throw Error(unsupported).

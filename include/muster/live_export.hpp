@@ -34,9 +34,9 @@ using PartSource = std::function<std::optional<std::vector<TensorPart>>()>;
 // parallelism over all ranks is assumed.
 //
 // If several ranks have the same elements, one of them provides the bytes. With Writers::rank0 it is the lowest of
-// these ranks, and with Writers::all the one that has the least to write. Unless
-// `check_replicas` is off, the other ranks compute hashes of theirs, which are compared before anything is written
-// (unit by unit: before the unit is written).
+// these ranks, and with Writers::all the one that has the least to write. The other ranks compute hashes of these
+// elements, unless `check_replicas` is off. The hashes are compared before anything is written, or, unit by unit,
+// before the unit is written.
 //
 // These options are errors in the calls below: `resume`, `target_layout`, `to_plan`, `job_id`, `step`, `key` and
 // `file_pattern`. `source_layout` needs a plan.

@@ -27,7 +27,7 @@ void check_interpreter() {
         "importing muster: this Python has no GIL (free threading), which muster needs: use the ordinary build of it");
 }
 
-/// Wheels also install on older kernels. Of the calls that muster needs, this is the newest.
+/// Wheels also install on older kernels. This is the newest call that muster needs.
 void check_kernel() {
 #ifdef SYS_close_range
   constexpr auto no_descriptor = ~0U;

@@ -558,7 +558,8 @@ def fingerprint(
     A state dict makes the call collective over `group`. Each rank passes its state dict, with the values that
     export_model() takes, and all ranks get the result. The parts of all ranks must cover each tensor, and parts that
     overlap must be equal. With `plan` or `dtype`, the result is the fingerprint of the checkpoint that export_model()
-    would write, and ranks exchange elements; without them, no elements are sent. Each rank passes `progress`, and only
+    would write, but a tied output head is not left out, and without `cast_all` the base does not decide which tensors
+    remain F32. Ranks then exchange elements. Otherwise no elements of tensors in host memory are sent. Each rank passes `progress`, and only
     rank 0 uses the other options. `key`, `file_pattern`, `rank`, `step` and `job_id` are for paths.
 
     Args:

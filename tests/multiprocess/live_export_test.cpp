@@ -251,6 +251,11 @@ TEST_CASE("units with the names of a plan give the model of the whole export, an
         export_model(source_of(std::move(wrong)), work / "not", plan, group, {.source_layout = layout});
       });
     };
+    // Only a fingerprint has no output.
+    error_of(ErrorKind::invalid_argument, {"output"},
+             [&] { export_model(all, "", plan, group, {.source_layout = layout}); });
+    error_of(ErrorKind::invalid_argument, {"output"},
+             [&] { export_model(source_of(units), "", plan, group, {.source_layout = layout}); });
     // The stages count their layers from 0.
     refused(ErrorKind::invalid_argument, "pipeline stages 0 and 1 have it", {layer(first, 0)});
     refused(ErrorKind::invalid_argument, "it is in two units",

@@ -87,6 +87,7 @@ ExportReport ExportRun::run(trace::Span& span) {
 }
 
 std::optional<Fingerprint> ExportRun::take_fingerprint(trace::Span& span) {
+  has_output_ = false;
   prepare(span);
   assemble_files();
   if (!is_first()) return std::nullopt;
@@ -180,7 +181,8 @@ bool ExportRun::list_unit(std::uint64_t number) {
     Request request = request_;
     request.is_unit = true;
     job_.emplace(plan_job(request, *source_, read_listings(told, source_->whole(), rooms_)));
-    for (const TensorMapping& tensor : job_->account.tensors) unit_of_[tensor.origin] = number;
+    for (const TensorMapping& tensor : job_->account.tensors)
+      if (!request_.by_boxes) unit_of_[tensor.origin] = number;
     assign_work();
   });
   hashes_.clear();
@@ -278,13 +280,13 @@ std::vector<std::size_t> ExportRun::contributed() const {
 // Runs step 3, on rank 0.
 void ExportRun::plan(std::vector<ShardListing> listings) {
   const trace::Span span(trace::SpanKind::phase, "export: planning");
-  if (has_output()) check_request();
-  const bool by_network = has_output() && is_spread(*group_) && os::file_system_of(folder_of(out_)).is_network;
+  if (has_output_) check_request();
+  const bool by_network = has_output_ && is_spread(*group_) && os::file_system_of(folder_of(out_)).is_network;
   const bool all_have_all = !source_->whole().empty();
   report_.writers = writers_of(options_, all_have_all, by_network);
   request_.is_balanced = report_.writers == Writers::all;
   job_.emplace(plan_job(request_, *source_, std::move(listings)));
-  if (has_output()) open_output();
+  if (has_output_) open_output();
   assign_work();
 }
 
@@ -311,8 +313,8 @@ void ExportRun::assign_work() {
   AssemblyShape shape{group_->size(), report_.writers, windows.bytes, windows.depth};
   shape.all_have_all = all_have_all;
   for (int rank = 0; rank < group_->size(); ++rank) shape.hosts.push_back(group_->host_of(rank));
-  const std::string partial = has_output() ? output_->partial() : std::string();
-  shape.one_host_a_file = has_output() && is_spread(*group_) && os::file_system_of(partial).is_network;
+  const std::string partial = has_output_ ? output_->partial() : std::string();
+  shape.one_host_a_file = has_output_ && is_spread(*group_) && os::file_system_of(partial).is_network;
   std::vector<FileTarget> targets;
   if (growing_) targets = grow();
   assembly_ = plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, shape, there_);
@@ -320,7 +322,7 @@ void ExportRun::assign_work() {
   if (growing_) growing_->place(assembly_.files);
   for (std::size_t i = targets.size(); i < assembly_.files.size(); ++i) {
     const FilePlan& file = assembly_.files[i];
-    if (!has_output())
+    if (!has_output_)
       targets.push_back({file.name, {}});
     else
       targets.push_back(there_.contains(file.name) ? FileTarget{partial + "/" + file.name, {}}
@@ -453,7 +455,7 @@ void ExportRun::assemble_files() {
 // Runs on rank 0.
 void ExportRun::complete_file(std::uint32_t number, Journal* journal) {
   FilePlan& file = assembly_.files[number];
-  if (!has_output() || growing_ || there_.contains(file.name)) return;
+  if (!has_output_ || growing_ || there_.contains(file.name)) return;
   add_piece_checksums(file, work_.targets[number].place, [&] { go_on(*group_); });
   finish_file(file, work_.targets[number]);
   os::sync_directory(work_.directory);

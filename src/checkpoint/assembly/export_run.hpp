@@ -62,8 +62,8 @@ class ExportRun {
   /// one. Steps 1 to 6 run for each unit, whose tensors are appended to files (growing_files.hpp).
   ExportReport run_units(trace::Span& span);
 
-  /// Runs the steps 1 to 6 without an output, and returns the fingerprint of the result on rank 0. `out` must be empty,
-  /// and ExportOptions::fingerprint set. Collective. Throws as run().
+  /// Runs the steps 1 to 6 without an output, and returns the fingerprint of the result on rank 0. `out` is not
+  /// used, and ExportOptions::fingerprint must be set. Collective. Throws as run().
   std::optional<Fingerprint> take_fingerprint(trace::Span& span);
 
   /// Runs the steps up to 4. Throws as run().
@@ -83,7 +83,6 @@ class ExportRun {
   using Clock = std::chrono::steady_clock;
 
   [[nodiscard]] bool is_first() const { return group_->rank() == 0; }
-  [[nodiscard]] bool has_output() const { return !out_.empty(); }
   [[nodiscard]] OutputChoice choice() const { return {options_.force, options_.stale_after}; }
   void plan(std::vector<ShardListing> listings);
   void check_request() const;
@@ -111,6 +110,7 @@ class ExportRun {
   Request request_;
   const std::string out_;
   Open open_;
+  bool has_output_ = true;
   std::atomic<bool> is_written_ = false;
   const Clock::time_point begin_ = Clock::now();
   std::unique_ptr<ExportSource> source_;

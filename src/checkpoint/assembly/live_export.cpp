@@ -117,8 +117,8 @@ class LiveSnapshot {
   LiveSnapshot& operator=(LiveSnapshot&&) = delete;
   ~LiveSnapshot() { kept_->give_back(); }
 
-  /// Collective. Copies what this rank contributes. Throws Error(out_of_space) on all ranks if a host lacks the memory;
-  /// nothing is copied then.
+  /// Collective. Copies the elements that this rank contributes. Throws Error(out_of_space) on all ranks if a host
+  /// lacks the memory; nothing is copied then.
   void take(Group& group, LiveTensors& tensors, std::span<const std::size_t> contributed) {
     const std::uint64_t bytes = tensors.bytes_to_keep(contributed);
     check_room(group, bytes);
