@@ -59,6 +59,7 @@ class MpiTransport final : public multihost::Transport {
   [[nodiscard]] std::string_view name() const noexcept override { return "MPI"; }
   /// The limit of MPI, which is the same for all communicators.
   [[nodiscard]] int most_tag() const override;
+  [[nodiscard]] bool agrees_on_long_messages() const noexcept override { return true; }
 
   PendingTransfer send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
                        SendEnd finished) override;

@@ -43,8 +43,7 @@ std::vector<std::byte> with_head(const RoundHead& head, std::span<const std::byt
   return bytes;
 }
 
-/// The size of the pieces of a long message. Several pieces are in flight at a time, so that the network never idles.
-constexpr std::size_t longest_piece_between_hosts = 1 << 20;
+/// Several pieces of a long message are in flight at a time, so that the network never idles.
 constexpr std::uint64_t most_untaken_packets = 4 << 20;
 /// The maximum number of packets that one collection receives, so that it ends.
 constexpr std::size_t most_collected = 256;
@@ -273,7 +272,9 @@ std::size_t HostsGroup::longest_packet() const noexcept {
 }
 
 std::size_t HostsGroup::longest_piece(int to) const {
-  return hosts_.is_here(to) ? local().longest_piece(place_of(to)) : longest_piece_between_hosts;
+  if (hosts_.is_here(to)) return local().longest_piece(place_of(to));
+  const auto found = piece_lengths_.find(to);
+  return found == piece_lengths_.end() ? long_piece : found->second.longest();
 }
 
 bool HostsGroup::packets_have_left(int to) {
@@ -287,7 +288,10 @@ bool HostsGroup::do_try_send(int to, const group::PacketHead& head, std::span<co
   const bool is_long = packet.size() > longest_packet();
   const int tag = this->tag(is_long ? MessageTag::long_mail : MessageTag::mail);
   const auto untaken = this->untaken(to, tag);
-  if (untaken->load() > most_untaken_packets - packet.size()) return false;
+  const std::uint64_t waiting = untaken->load();
+  if (waiting > most_untaken_packets - packet.size()) return false;
+  if (transport().agrees_on_long_messages())
+    piece_lengths_[to].before_sending(packet.size(), waiting, std::chrono::steady_clock::now());
   auto copy = std::make_shared<Untaken>(*packet_memory_, head.size(), packet.size(), untaken);
   std::memcpy(copy->bytes.data(), head.data(), head.size());
   if (!packet.empty()) std::memcpy(copy->bytes.data() + head.size(), packet.data(), packet.size());
@@ -298,7 +302,7 @@ bool HostsGroup::do_try_send(int to, const group::PacketHead& head, std::span<co
 
 void HostsGroup::do_collect_packets(std::vector<int>& from) {
   for (const MessageTag kind : {MessageTag::mail, MessageTag::long_mail}) {
-    const std::uint64_t most = kind == MessageTag::mail ? longest_packet() : longest_piece_between_hosts;
+    const std::uint64_t most = kind == MessageTag::mail ? longest_packet() : long_piece;
     for (std::size_t count = 0; count < most_collected; ++count) {
       const std::unique_ptr<ArrivedMessage> found = transport().find(any_rank, tag(kind));
       if (!found) break;

@@ -40,6 +40,7 @@
 #include "src/multihost/buffer_pool.hpp"
 #include "src/multihost/context.hpp"
 #include "src/multihost/hosts.hpp"
+#include "src/multihost/piece_length.hpp"
 #include "src/os/clock.hpp"
 
 namespace muster::group {
@@ -275,6 +276,7 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   bool is_passed_on_ = false;          // used if the host has one rank
   // The bytes of packets that have not been received yet, by their receiver on another host and their tag.
   std::map<std::pair<int, int>, std::shared_ptr<std::atomic<std::uint64_t>>> untaken_;
+  std::map<int, PieceLength> piece_lengths_;  // by the receiver on another host; only for MPI
   /// A packet of another host that is being received.
   struct Coming {
     std::shared_ptr<std::byte> memory;

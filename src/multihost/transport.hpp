@@ -104,6 +104,8 @@ class Transport {
   /// Returns the name for messages: "MPI", "TCP".
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
   [[nodiscard]] virtual int most_tag() const = 0;
+  /// Returns whether it sends the bytes of a long message only after the receiver has answered.
+  [[nodiscard]] virtual bool agrees_on_long_messages() const noexcept { return false; }
 
   /// Sends `bytes`, at most largest_piece. They must stay valid until the send has completed: `keeper` keeps them
   /// alive, or the caller if it is null. Throws as GatherKind::test.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <thread>
 
@@ -17,6 +18,7 @@
 #include "src/gather/merge_record.hpp"
 #include "src/gather/policy.hpp"
 #include "src/multihost/buffer_pool.hpp"
+#include "src/multihost/piece_length.hpp"
 #include "src/multihost/pieces.hpp"
 #include "src/os/pages.hpp"
 #include "tests/support/thrown.hpp"
@@ -360,4 +362,44 @@ TEST_CASE("more ranks on one host than fit into a chunk of shared memory are ref
     CHECK(error.kind() == ErrorKind::unsupported);
     CHECK(std::string(error.what()).find("more than 2048 ranks") != std::string::npos);
   }
+}
+
+TEST_CASE("pieces become short if long ones arrive slowly, and the speed is measured again") {
+  using namespace std::chrono_literals;
+  multihost::PieceLength length;
+  multihost::PieceLength::Time now{1h};
+  // Sends `bytes` in pieces over a link of some speed. At most four pieces are on their way.
+  const auto send = [&](std::uint64_t bytes, double bytes_per_second) {
+    struct Piece {
+      multihost::PieceLength::Time arrives;
+      std::uint64_t bytes;
+    };
+    std::deque<Piece> on_the_way;
+    auto link_is_free = now;
+    for (std::uint64_t sent = 0; sent < bytes; sent += on_the_way.back().bytes) {
+      if (on_the_way.size() == 4) now = on_the_way.front().arrives;
+      while (!on_the_way.empty() && on_the_way.front().arrives <= now) on_the_way.pop_front();
+      std::uint64_t untaken = 0;
+      for (const Piece& piece : on_the_way) untaken += piece.bytes;
+      const std::size_t next = length.longest();
+      length.before_sending(next, untaken, now);
+      link_is_free += std::chrono::nanoseconds(static_cast<std::int64_t>(1e9 * double(next) / bytes_per_second));
+      on_the_way.push_back({link_is_free, next});
+    }
+    now = link_is_free;
+  };
+  CHECK(length.longest() == multihost::long_piece);
+  send(64 << 20, 500e6);
+  CHECK(length.longest() == multihost::long_piece);
+  // A pause of the program says nothing about the link.
+  for (int i = 0; i < 100; ++i) length.before_sending(multihost::long_piece, 0, now += 300ms);
+  CHECK(length.longest() == multihost::long_piece);
+  send(32 << 20, 60e6);
+  CHECK(length.longest() == multihost::short_piece);
+  send(200 << 20, 110e6);
+  CHECK(length.longest() == multihost::short_piece);
+  send(60 << 20, 110e6);
+  CHECK(length.longest() == multihost::long_piece);
+  send(64 << 20, 500e6);
+  CHECK(length.longest() == multihost::long_piece);
 }
