@@ -47,21 +47,27 @@ struct HeldResult {
   std::shared_ptr<const void> keeper = {};
 };
 
-struct CallSummary {
-  std::uint64_t agreed = 0;   // the same on all ranks
-  std::uint64_t bytes = 0;    // of this rank's input
-  std::uint64_t largest = 0;  // the size of the largest piece that it sends to one rank
-  std::int64_t extent = 0;    // for all_gather, if the extents need not be equal
-  std::uint16_t status = 0;   // 0 if the arguments of this rank are valid
-  std::uint16_t wants = 1;    // 0 if this rank wants no result of all_reduce or all_gather
-  std::uint16_t joined = 0;   // for all_gather: the buffers for the data of all ranks are stored one after another
-  // For backends that share memory. A small card arrives sooner.
+/// The part of a CallSummary that every call has. With a small input, it fits into one cache line.
+struct CallHead {
+  std::uint64_t agreed = 0;     // the same on all ranks
+  std::uint64_t bytes = 0;      // of this rank's input
+  std::uint64_t largest = 0;    // the size of the largest piece that it sends to one rank
+  std::int64_t extent = 0;      // for all_gather, if the extents need not be equal
+  std::uint8_t status = 0;      // 0 if the arguments of this rank are valid
+  std::uint8_t wants = 1;       // 0 if this rank wants no result of all_reduce or all_gather
+  std::uint8_t joined = 0;      // for all_gather: the buffers for the data of all ranks are stored one after another
+  std::uint8_t has_places = 0;  // for backends that share memory: CallPlaces are set
+  std::uint32_t piece = 0;      // for backends that share memory: the size of the pieces of an all_gather
+};
+/// For backends that share memory, and for devices.
+struct CallPlaces {
   InputPlace input = {};
   union {
     ResultOffer result = {};
     OnDevices on_devices;
   };
 };
+struct CallSummary : CallHead, CallPlaces {};
 /// Called with the cards of all ranks.
 using Opened = FunctionRef<void(std::span<const CallSummary>)>;
 

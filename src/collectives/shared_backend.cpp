@@ -35,8 +35,10 @@ namespace muster::collectives {
 namespace {
 
 // Smaller chunks need more steps. If there are fewer chunks, ranks must wait for each other.
-constexpr std::uint64_t chunk_bytes = 128 << 10;
+constexpr std::uint32_t chunk_bytes = 128 << 10;
 constexpr std::uint32_t depth = 8;
+// The smallest piece of a rank that only sends.
+constexpr std::uint64_t least_piece = 16 << 10;
 // Below this size, copying an input costs less than publishing that it has been read. In reductions all ranks publish
 // that anyway.
 constexpr std::uint64_t least_placed = 256 << 10;
@@ -45,9 +47,11 @@ constexpr std::uint64_t least_placed_to_reduce = 16 << 10;
 /// The data that a rank publishes in the round of an operation. The fewer cache lines it uses, the sooner it arrives.
 struct alignas(2 * line) Slot {
   Count opened;  // operations; published last
-  CallSummary card;
-  std::array<std::byte, 1024 - sizeof(Count) - sizeof(CallSummary)> small;
+  CallHead head;
+  std::array<std::byte, 1024 - sizeof(Count) - sizeof(CallHead) - sizeof(CallPlaces)> small;
+  CallPlaces places;
 };
+static_assert(offsetof(Slot, small) + 16 == line);
 /// The beginning of a block. Each word counts completed steps.
 struct BlockHead {
   std::array<Slot, 2> slots;  // for even and odd operations; no rank is two operations ahead
@@ -63,7 +67,7 @@ constexpr std::uint64_t block_bytes = ring_offset + depth * chunk_bytes;
 /// Returns the size up to which every rank reduces the whole input: a second stage would cost more than the additional
 /// reads.
 std::uint64_t all_reduce_alone(std::size_t ranks) noexcept {
-  return ranks <= 2 ? 16 << 10 : ranks <= 4 ? 8 << 10 : 4 << 10;
+  return ranks <= 4 ? 8 << 10 : 4 << 10;
 }
 
 class SharedBackend final : public Backend {
@@ -138,18 +142,28 @@ class SharedBackend final : public Backend {
 
   void all_gather(const CallSummary& card, const Opened& opened, Bytes in, std::span<const Room> outs,
                   const WaitOptions& options) override {
-    const CallSummary mine = with_input(card, in);
+    CallSummary mine = with_input(card, in);
+    mine.piece = piece_bytes(mine);
+    const auto part_at = [](const CallHead& its, std::uint64_t at) { return piece_of(its.bytes, its.piece, at); };
     const auto fill = [&](Step step, std::uint64_t at) {
-      const Bytes from = part_of(in, piece_of(in.size(), chunk_bytes, at));
+      const Bytes from = part_of(in, part_at(mine, at));
       if (mine.input.arena == 0) write(at == 0 ? first_piece(self(), step, in.size()) : chunk(self(), step), from);
     };
     open(mine, opened, options, [&] { fill(next_, 0); });
     std::uint64_t all = 0;
-    for (const CallSummary& each : cards_) all += each.bytes;
+    std::uint64_t steps = 1;
+    for (const CallSummary& each : cards_) {
+      if (each.piece == 0 || each.piece > chunk_bytes)
+        group::or_fail(group_, [] {
+          throw Error(ErrorKind::corrupt, "malformed message: a rank announces pieces that exceed a chunk");
+        });
+      all += each.bytes;
+      steps = std::max(steps, pieces(each.bytes, each.piece));
+    }
     const auto take = [&](Step step, std::uint64_t at) {
       if (card.wants == 0) return;
       for_each_rank([&](std::size_t rank) {
-        const SlicePart part = piece_of(cards_[rank].bytes, chunk_bytes, at);
+        const SlicePart part = part_at(cards_[rank], at);
         std::byte* const to = outs[rank].data() + part.begin;
         if (rank != self())
           put(to,
@@ -161,7 +175,7 @@ class SharedBackend final : public Backend {
           put(to, in.data() + part.begin, part.bytes, all);
       });
     };
-    run(pieces(largest(), chunk_bytes), fill, nullptr, take, options);
+    run(steps, fill, nullptr, take, options);
     until_read(mine, options);
   }
 
@@ -218,6 +232,14 @@ class SharedBackend final : public Backend {
   static std::uint64_t pieces(std::uint64_t bytes, std::uint64_t each) noexcept {
     return std::max<std::uint64_t>(1, (bytes + each - 1) / each);
   }
+  /// Returns the size of the pieces of this rank's input of an all_gather. A rank that only sends uses smaller ones, so
+  /// that the others read the first pieces while it writes the next. If ranks share cores, they would take turns too
+  /// often.
+  [[nodiscard]] std::uint32_t piece_bytes(const CallHead& card) const noexcept {
+    if (card.wants != 0 || !has_cores_) return chunk_bytes;
+    return static_cast<std::uint32_t>(
+        std::clamp<std::uint64_t>(card.bytes / 8 / line * line, least_piece, chunk_bytes));
+  }
   static Bytes part_of(Bytes all, SlicePart part) noexcept { return all.subspan(part.begin, part.bytes); }
 
   [[nodiscard]] std::size_t ranks() const noexcept { return cards_.size(); }
@@ -226,8 +248,12 @@ class SharedBackend final : public Backend {
     return *reinterpret_cast<BlockHead*>(blocks_.of(rank));
   }
   [[nodiscard]] std::byte* chunk(std::size_t rank, Step step) const noexcept {
-    return blocks_.of(rank) + ring_offset + std::uint64_t{step % depth} * chunk_bytes;
+    return blocks_.of(rank) + ring_offset +
+           std::uint64_t{(first_chunk(operation_) + step - begun_) % depth} * chunk_bytes;
   }
+  /// Returns the chunk of the first step of an operation. Operations take turns at the two halves of the ring: a rank
+  /// fills its first chunk while others may still read the last operation. Short operations then use few cache lines.
+  static constexpr Step first_chunk(std::uint32_t operation) noexcept { return operation % 2 * (depth / 2); }
   /// Returns the slot for the operation that is open or about to be opened.
   [[nodiscard]] Slot& slot(std::size_t rank) const noexcept { return head(rank).slots[operation_ % 2]; }
   static constexpr std::uint64_t small_bytes = sizeof(Slot::small);
@@ -327,17 +353,25 @@ class SharedBackend final : public Backend {
     const auto make = [&](Step step, std::uint64_t at) {
       const SlicePart whole = part(at);
       const SlicePart own = bounds(whole.bytes, self());
-      const std::uint64_t begin = whole.begin + own.begin;
-      const Room target = is_shared ? out.subspan(begin, own.bytes) : Room{chunk(self(), step) + own.begin, own.bytes};
-      reduce(combine, dtype, target, [&](std::size_t rank) {
-        if (rank == self()) return in.data() + begin;
-        return placed_[rank] != nullptr ? placed_[rank] + begin : chunk(rank, step) + own.begin;
-      });
+      const auto reduce_to = [&](Room target, std::uint64_t begin) {
+        reduce(combine, dtype, target, [&](std::size_t rank) {
+          if (rank == self()) return in.data() + whole.begin + begin;
+          return placed_[rank] != nullptr ? placed_[rank] + whole.begin + begin : chunk(rank, step) + begin;
+        });
+      };
+      if (is_shared) return reduce_to(out.subspan(whole.begin + own.begin, own.bytes), own.begin);
+      for (std::uint64_t begin = own.begin; begin < own.begin + own.bytes; begin += reduced_.size()) {
+        const Room block = Room(reduced_).first(std::min(reduced_.size(), own.begin + own.bytes - begin));
+        reduce_to(block, begin);
+        write(chunk(self(), step) + begin, block);
+        if (mine.wants != 0) put(out.data() + whole.begin + begin, block.data(), block.size(), out.size());
+      }
     };
     const auto take = [&](Step step, std::uint64_t at) {
       if (mine.wants == 0 || is_shared) return;
       const Room to = out.subspan(part(at).begin, part(at).bytes);
       for_each_rank([&](std::size_t rank) {
+        if (rank == self()) return;
         const SlicePart from = bounds(to.size(), rank);
         put(to.data() + from.begin, chunk(rank, step) + from.begin, from.bytes, out.size());
       });
@@ -369,17 +403,27 @@ class SharedBackend final : public Backend {
   /// `fill` writes this rank's chunk of the first step.
   template <class Fill>
   void open(const CallSummary& card, const Opened& opened, const WaitOptions& options, const Fill& fill) {
-    // All ranks have read the data of the operation before the last. For the last one their counters show it, if it was
-    // longer than the ring.
-    if (next_ - begun_ >= depth) await(&BlockHead::read, next_ + 1 - depth, options);
+    // All ranks have read the data of the operation before the last. The last one may have used the same chunk, if it
+    // was longer than half of the ring. Then their counters show that they have read it.
+    if (const Step steps = next_ - begun_; steps > depth / 2)
+      await(&BlockHead::read, begun_ + (steps - 1 - depth / 2) / depth * depth + depth / 2 + 1, options);
     ++operation_;
-    if (card.status == 0) fill();
-    slot(self()).card = card;
-    head(self()).filled.value.store(next_ + 1, std::memory_order_relaxed);
-    slot(self()).opened.publish(operation_);
-    await_all([&](std::size_t rank) -> Count& { return slot(rank).opened; }, operation_, options);
-    for (std::size_t rank = 0; rank < ranks(); ++rank) cards_[rank] = slot(rank).card;
     begun_ = next_;
+    if (card.status == 0) fill();
+    Slot& mine = slot(self());
+    mine.head = card;
+    mine.head.has_places = card.input.arena != 0 || card.result.place != 0 ? 1 : 0;
+    if (mine.head.has_places != 0) mine.places = card;
+    head(self()).filled.value.store(next_ + 1, std::memory_order_relaxed);
+    // Their lines arrive while publish() waits for this rank's.
+    for (std::size_t rank = 0; rank < ranks() && has_cores_; ++rank)
+      if (rank != self()) __builtin_prefetch(&slot(rank));
+    mine.opened.publish(operation_);
+    await_all([&](std::size_t rank) -> Count& { return slot(rank).opened; }, operation_, options);
+    for (std::size_t rank = 0; rank < ranks(); ++rank) {
+      const Slot& its = slot(rank);
+      cards_[rank] = {its.head, its.head.has_places != 0 ? its.places : CallPlaces()};
+    }
     try {
       opened(cards_);
       for (std::size_t rank = 0; rank < ranks(); ++rank) {
@@ -457,12 +501,16 @@ class SharedBackend final : public Backend {
   Loan result_;                 // the last one
   std::uint64_t cache_bytes_ = os::last_level_cache();
   int turns_ = os::spin_iterations(group_.size());
+  bool has_cores_ = group_.size() <= os::usable_cores();
   std::uint32_t operation_ = 0;
   Step next_ = 0;   // first step of the next operation
   Step begun_ = 0;  // first step of the last operation
   // The state of the current call.
   std::vector<CallSummary> cards_;
   std::vector<const std::byte*> sources_;
+  // Reduced elements go through this buffer. The stores of a reduction first fetch each line of the ring from the core
+  // that has read it last; memcpy overwrites it without that.
+  std::vector<std::byte> reduced_ = std::vector<std::byte>(16 << 10);
   std::vector<const std::byte*> placed_;  // inputs in arenas; null if the rank fills chunks
   std::vector<int> late_;
 };

@@ -19,6 +19,7 @@
 #include "src/base/escaped.hpp"
 #include "src/core/tensor.hpp"
 #include "src/core/thread_pool.hpp"
+#include "src/merge/half_sums.hpp"
 #include "src/merge/layout.hpp"
 #include "src/merge/numbers.hpp"
 
@@ -253,6 +254,13 @@ template <class Element, class Operation>
 }
 #endif
 
+void add_halves(AddHalves add, std::span<std::byte> target, std::span<const std::byte* const> sources) {
+  const std::size_t done = add(target, sources);
+  reduce_rest<at_last * sizeof(F16::Stored)>(target, sources, done, [&](std::byte* to, const auto& at) {
+    reduce_block<F16, Add, at_last>(to, sources.size(), at);
+  });
+}
+
 template <class Element, class Operation>
 void dispatch(std::span<std::byte> target, std::span<const std::byte* const> sources) {
 #if defined(__x86_64__)
@@ -292,6 +300,10 @@ void reduce_reals(DType dtype, std::span<std::byte> target, std::span<const std:
     case DType::i64:
       return run(std::int64_t{});
     case DType::f16:
+      if constexpr (std::is_same_v<Operation, Add>) {
+        static const std::span<const AddHalves> variants = half_sum_variants();
+        if (!variants.empty()) return add_halves(variants.front(), target, sources);
+      }
       return dispatch<F16, Operation>(target, sources);
     case DType::bf16:
       return dispatch<Bf16, Operation>(target, sources);

@@ -2,6 +2,7 @@
 // Tests max, min, sum, product and average against a slow model that implements the formats by their definition: every
 // pair of 8-bit values, every 16-bit value beside selected ones, unaligned memory, any number of sources.
 
+#include "src/merge/half_sums.hpp"
 #include "src/merge/reduce.hpp"
 
 #include <algorithm>
@@ -223,6 +224,22 @@ TEST_CASE("every 16-bit float beside zeros, ones, ends of the range and random v
     std::vector<std::uint16_t> b(a.size());
     for (auto& value : b) value = static_cast<std::uint16_t>(random());
     check_pairs(dtype, a, b);
+  }
+}
+
+TEST_CASE("every variant of the sum of f16 has the same bits as the first") {
+  std::mt19937 random(11);
+  std::vector<std::vector<std::uint16_t>> sources(3, std::vector<std::uint16_t>(65536));
+  std::vector<const std::byte*> at;
+  for (auto& source : sources) {
+    for (auto& value : source) value = static_cast<std::uint16_t>(random());
+    at.push_back(reinterpret_cast<const std::byte*>(source.data()));
+  }
+  const auto expected = reduced<std::uint16_t>(Combine::sum, DType::f16, sources);
+  for (const merge::AddHalves add : merge::half_sum_variants()) {
+    std::vector<std::uint16_t> sums(65536);
+    CHECK(add(std::as_writable_bytes(std::span(sums)), at) == sums.size() * 2);
+    CHECK(sums == expected);
   }
 }
 
