@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster.compat.torchgfn: the layout of roles, averages over models, and reports.
 
+#include <nanobind/stl/pair.h>
+
+#include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 

@@ -9,6 +9,7 @@ compared with muster.compat.vllm, and `modelopt.txt` with muster.modelopt. A lin
     name = value         an attribute, or the default of a field
     name                 an attribute, a property, or a class of unknown parameters
     +name                a name that Muster adds
+    line ~ (a, b=1)      the signature of Muster, if it differs from the recorded one
     # words              a comment
 
 A name may be qualified by its class: `Class.method(a)`. Annotations are not compared.
@@ -64,7 +65,7 @@ def difference(module, line):
         owner, last, value = found(module, name)
     except AttributeError:
         return f"{name} is missing"
-    rest = line.removeprefix("+")[len(name) :].strip()
+    rest = line.removeprefix("+")[len(name) :].rpartition("~")[2].strip()
     if rest.startswith("="):
         wanted = ast.literal_eval(rest[1:].strip())
         return None if type(value) is type(wanted) and value == wanted else f"{line}: it is {value!r}"
@@ -115,7 +116,7 @@ class Sample:
         field: int
         other = "x"
 
-        def method(self, a, b=number):
+        def method(self, a, b=3):
             pass
 
         @classmethod
@@ -140,6 +141,7 @@ class Sample:
         ("Kind.method(a, b=4)", "it is (self, a, b=3)"),
         ("Kind.method(a, *, b=number)", "it is (self, a, b=3)"),
         ("Kind.make(rest)", "it is (*rest)"),
+        ("Kind.make(rest) ~ (*rest)", None),
     ],
 )
 def test_differences_are_found(line, words):

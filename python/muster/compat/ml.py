@@ -17,6 +17,7 @@ import pickle
 import socket
 import sys
 import typing
+import weakref
 
 from .. import _core, _launch, errors
 from .._core import ProcessGroup
@@ -77,7 +78,8 @@ class MultiprocessConfig:
         for name, value in fields.items():
             setattr(config, name, value)
         if holder is not None:
-            config._reserved_port = holder
+            # An attribute would prevent the config from being pickled.
+            weakref.finalize(config, id, holder)
 
 
 def _check_launch_method(name) -> None:

@@ -79,8 +79,8 @@ def _get_MPI():
 class _Messages:
     """The messages of this rank. Several threads may wait for messages at the same time."""
 
-    # A wait of this length delays the calls of another thread.
-    _SLICE = 0.05
+    # A wait of this length detects lost ranks. It also delays the calls of another thread.
+    _SLICE = 0.1
     _PAUSE = 0.002
 
     def __init__(self, ranks: ProcessGroup, timeout: float):
