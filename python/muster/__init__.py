@@ -139,6 +139,6 @@ if _os.environ.get("MUSTER_MODELOPT") == "1":
 
     _install()
 if _os.environ.get("MUSTER_COMPAT"):
-    from .compat import install_from_environment as _install_compat
+    from .compat import _install_from_environment as _install_compat
 
     _install_compat()

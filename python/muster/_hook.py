@@ -63,7 +63,7 @@ class _Creator(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         is_parent = any(name.startswith(f"{fullname}.") for name in _created)
         root, _, rest = fullname.partition(".")
         # A package that is installed is not extended.
-        if not (is_parent or fullname in _created) or (rest and sys.modules[root].__spec__.loader is not self):
+        if not (is_parent or fullname in _created) or (rest and getattr(sys.modules.get(root), "__loader__", None) is not self):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=is_parent)
 

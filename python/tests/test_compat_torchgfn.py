@@ -10,7 +10,6 @@ import muster
 from muster.compat import torchgfn
 from ranks import run
 
-
 START = """
 from muster.compat import torchgfn as gfn
 muster.set_world(group)
@@ -470,7 +469,7 @@ def test_time_info(caplog):
 
 @pytest.mark.parametrize(
     "times, size, words",
-    [([{}], 2, "world_size: 2 is out of range for 1 dicts"), ([{"walk": [-1.0]}], 1, "at least 0"), ([{"walk": ["x"]}], 1, "walk: str is not a number")],
+    [([{}], 2, "world_size: 2 is out of range for 1 dicts"), ([{}], "1", "world_size: '1' is out of range"), ([{}, []], 2, "all_timing_dict.1.: list is not a dict"), ([{"walk": [-1.0]}], 1, "at least 0"), ([{"walk": ["x"]}], 1, "walk: str is not a number")],
 )
 def test_times_that_cannot_be(times, size, words):
     for report in (torchgfn.report_load_imbalance, torchgfn.report_time_info):

@@ -61,7 +61,7 @@ def install(module: str | None = None) -> None:
         raise InvalidArgumentError(f"muster.compat.install: unknown module {module!r} (expected one of {known})")
 
 
-def install_from_environment() -> None:
+def _install_from_environment() -> None:
     """Installs the modules that MUSTER_COMPAT names, separated by commas. 1: all except torch.distributed. Local."""
     for name in os.environ.get("MUSTER_COMPAT", "").split(","):
         if name:

@@ -21,7 +21,7 @@ import weakref
 
 from .. import _core, _launch, errors
 from .._core import ProcessGroup
-from ._tensors import made_in, memory_of, process_group_of
+from . import _tensors
 
 __all__ = [
     "MultiprocessConfig",
@@ -185,30 +185,33 @@ def init_dist(
 def _begin() -> None:
     """Completes the initialization, after the ranks have met. Collective."""
     global _ranks
-    _ranks = ProcessGroup(_core.dist_group())
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return
-    local_rank = os.environ.get("LOCAL_RANK")
-    if local_rank is not None and torch.cuda.is_available():
-        torch.cuda.set_device(int(local_rank) % torch.cuda.device_count())
-    if torch.distributed.is_available() and not torch.distributed.is_initialized():
-        _begin_torch(torch.distributed, _ranks)
+    try:
+        _ranks = ProcessGroup(_core.dist_group())
+        if "torch" in sys.modules:
+            _begin_torch(sys.modules["torch"], _ranks)
+    except BaseException:
+        _end()
+        raise
 
 
-def _begin_torch(distributed, ranks: ProcessGroup) -> None:
-    """Initializes torch.distributed. Collective.
+def _begin_torch(torch, ranks: ProcessGroup) -> None:
+    """Selects the GPU of this rank, and initializes torch.distributed. Collective.
 
     Its store has a port of its own, because the port of `init_method` may belong to Muster's rendezvous.
     """
     global _owns_torch
+    distributed, local_rank = torch.distributed, os.environ.get("LOCAL_RANK")
+    if local_rank is not None and torch.cuda.is_available():
+        torch.cuda.set_device(int(local_rank) % torch.cuda.device_count())
+    if not distributed.is_available() or distributed.is_initialized():
+        return
 
     def listen():
         hosts = ranks.all_gather_config(socket.gethostname())
         host = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
         return host, distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False) if ranks.rank == 0 else None
 
-    host, store = made_in(ranks, listen)
+    host, store = _tensors.made_in(ranks, listen)
     port = ranks.broadcast_config(None if store is None else store.port, 0)
     if store is None:
         store = distributed.TCPStore(host, port, wait_for_workers=False)
@@ -289,7 +292,7 @@ def launch_subprocesses(
         InvalidArgumentError: An argument is invalid. No rank was started.
     """
     _launch.check_guard("launch_subprocesses", "launch_subprocesses()")
-    cfg.resolve(cfg)
+    MultiprocessConfig.resolve(cfg)
     try:
         pickled = pickle.dumps((args, kwargs))
     except Exception as error:
@@ -376,7 +379,7 @@ def all_to_all(input, group):
     """
     if group is None and _ranks is None:
         return input
-    ranks = _ranks if group is None else process_group_of(group)
+    ranks = _ranks if group is None else _tensors.process_group_of(group)
     return _differentiable().apply(input, ranks) if hasattr(input, "requires_grad") else ranks.all_to_all(input)
 
 
@@ -390,7 +393,7 @@ def _differentiable():
         @staticmethod
         def forward(ctx, tensor, ranks):
             ctx.ranks = ranks
-            return ranks.all_to_all(made_in(ranks, lambda: memory_of(tensor))).torch().to(tensor.device)
+            return ranks.all_to_all(_tensors.made_in(ranks, lambda: _tensors.memory_of(tensor))).torch().to(tensor.device)
 
         @staticmethod
         def backward(ctx, gradient):

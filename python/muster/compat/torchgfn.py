@@ -2,7 +2,7 @@
 """The module gfn.utils.distributed of torchgfn: roles of ranks, messages of bytes, collectives and averages.
 
 Names, parameters and defaults are those of torchgfn. The ranks are those of muster.world(), whichever launcher started
-them. `backend` is "mpi" or "torch", and both use the transport of Muster. `group` is a group of a DistributedContext,
+them. The first call forms their groups and is collective. `backend` is "mpi" or "torch", and both use the transport of Muster. `group` is a group of a DistributedContext,
 or any other group of Muster or torch.distributed. None means all ranks. Tensors may be on any device.
 docs/reference/compat.md lists the deviations.
 """
@@ -16,11 +16,9 @@ import threading
 import time
 import typing
 
-from .. import _core, errors
+from .. import _core, _gathers, _groups, errors
 from .._core import ProcessGroup, Tensor
-from .._gathers import as_tensor
-from .._groups import world
-from ._tensors import Absent, made_in, memory_of, process_group_of, write_back
+from . import _tensors
 
 __all__ = [
     "AsyncSendHandle",
@@ -125,12 +123,12 @@ _job: _Job | None = None
 def _the_job() -> _Job:
     global _job
     if _job is None:
-        _job = _Job(world())
+        _job = _Job(_groups.world())
     return _job
 
 
 def _ranks_of(group, otherwise=None) -> ProcessGroup:
-    return process_group_of((otherwise or _the_job().world) if group is None else group)
+    return _tensors.process_group_of((otherwise or _the_job().world) if group is None else group)
 
 
 def _check_backend(backend) -> None:
@@ -216,7 +214,7 @@ class DistributedContext:
         The other ranks observe that this rank has left. If the ranks end at different times, call barrier() before.
         """
         global _job
-        gone = Absent("cleanup() has ended the groups of this rank")
+        gone = _tensors.Absent("cleanup() has ended the groups of this rank")
         for each in (self, self.dc_mpi4py):
             if each is not None:
                 each.train_global_group = gone
@@ -254,13 +252,13 @@ def _initialize(dist_backend, num_remote_buffers, num_agent_groups, num_coordina
             raise errors.InvalidArgumentError(f"dist_backend: unknown backend {dist_backend!r} (expected 'ccl', 'mpi' or 'gloo')")
         return (0, 1, False) if group.size == 1 else (num_remote_buffers, num_agent_groups, bool(num_coordinators))
 
-    group = world()
+    group = _groups.world()
     layout = _core.role_layout(group, sizes)
     _job = _Job(group)
     rank = group.rank
 
     def absent(name):
-        return Absent(f"rank {rank} is not in {name}")
+        return _tensors.Absent(f"rank {rank} is not in {name}")
 
     is_coordinator = rank == layout["coordinator_rank"]
     is_manager = rank in layout["buffer_ranks"]
@@ -308,7 +306,7 @@ def initialize_distributed_compute_mpi4py(num_remote_buffers: int, num_agent_gro
 
 
 def _bytes_of(data) -> Tensor:
-    tensor = as_tensor(memory_of(data))
+    tensor = _gathers.as_tensor(_tensors.memory_of(data))
     return tensor.view("U8", (tensor.nbytes,))
 
 
@@ -426,7 +424,7 @@ def recv(src_rank: int | None = None, backend: str = default_backend, tag: int =
 
 def _collective(backend, group) -> ProcessGroup:
     ranks = _ranks_of(group)
-    made_in(ranks, lambda: _check_backend(backend))
+    _tensors.made_in(ranks, lambda: _check_backend(backend))
     return ranks
 
 
@@ -491,11 +489,11 @@ def all_reduce(tensor, op: str = "SUM", backend: str = default_backend, group: G
     def make():
         if op not in _OPS:
             raise errors.InvalidArgumentError(f"op: unknown value {op!r} (expected 'SUM', 'MAX' or 'MIN')")
-        return memory_of(tensor)
+        return _tensors.memory_of(tensor)
 
-    memory = made_in(ranks, make)
+    memory = _tensors.made_in(ranks, make)
     ranks.all_reduce(memory, _OPS[op])
-    write_back(tensor, memory)
+    _tensors.write_back(tensor, memory)
 
 
 def all_gather(output_list, tensor, backend: str = default_backend, group: Group = None) -> None:
@@ -511,10 +509,10 @@ def all_gather(output_list, tensor, backend: str = default_backend, group: Group
         Error: As muster.ProcessGroup.all_gather_into().
     """
     ranks = _collective(backend, group)
-    outs, memory = made_in(ranks, lambda: ([memory_of(each) for each in output_list], memory_of(tensor)))
+    outs, memory = _tensors.made_in(ranks, lambda: ([_tensors.memory_of(each) for each in output_list], _tensors.memory_of(tensor)))
     ranks.all_gather_into(outs, memory)
     for each, out in zip(output_list, outs):
-        write_back(each, out)
+        _tensors.write_back(each, out)
 
 
 def broadcast(tensor, src: int, backend: str = default_backend, group: Group = None) -> None:
@@ -530,9 +528,9 @@ def broadcast(tensor, src: int, backend: str = default_backend, group: Group = N
         Error: As muster.ProcessGroup.broadcast().
     """
     ranks = _collective(backend, group)
-    memory = made_in(ranks, lambda: memory_of(tensor))
+    memory = _tensors.made_in(ranks, lambda: _tensors.memory_of(tensor))
     ranks.broadcast(memory, src)
-    write_back(tensor, memory)
+    _tensors.write_back(tensor, memory)
 
 
 def gather_distributed_data(local_tensor, world_size: int | None = None, rank: int | None = None, training_group: Group = None):
@@ -557,9 +555,9 @@ def gather_distributed_data(local_tensor, world_size: int | None = None, rank: i
         if rank not in (None, ranks.rank, ranks.global_rank(ranks.rank)):
             raise errors.InvalidArgumentError(f"rank: {rank} is not this process, which has rank {ranks.rank} of the group: pass None")
         tensor = _tensor_of(local_tensor)
-        return tensor, memory_of(tensor)
+        return tensor, _tensors.memory_of(tensor)
 
-    tensor, memory = made_in(ranks, make)
+    tensor, memory = _tensors.made_in(ranks, make)
     gathered = ranks.gatherv(memory, 0)
     return None if gathered is None else gathered.torch().to(tensor.device)
 
@@ -607,13 +605,13 @@ def average_models(model, training_group: Group = None) -> None:
 def _average(model, ranks: ProcessGroup, values, of_gradients: bool) -> None:
     def make():
         tensors = [(name, values(parameter)) for name, parameter in model.named_parameters()]
-        return tensors, [(name, None if tensor is None else memory_of(tensor)) for name, tensor in tensors]
+        return tensors, [(name, None if tensor is None else _tensors.memory_of(tensor)) for name, tensor in tensors]
 
-    tensors, memories = made_in(ranks, make)
+    tensors, memories = _tensors.made_in(ranks, make)
     _core.average(ranks, memories, of_gradients)
     for (_, tensor), (_, memory) in zip(tensors, memories):
         if tensor is not None:
-            write_back(tensor, memory)
+            _tensors.write_back(tensor, memory)
 
 
 # Reports.
@@ -621,11 +619,14 @@ def _average(model, ranks: ProcessGroup, values, of_gradients: bool) -> None:
 
 def _times(all_timing_dict, world_size: int):
     """Returns the dicts of the ranks, in which a single number has become a list."""
-    if not 0 < world_size <= len(all_timing_dict):
-        raise errors.InvalidArgumentError(f"world_size: {world_size} is out of range for {len(all_timing_dict)} dicts in all_timing_dict (valid: 1 to {len(all_timing_dict)})")
-    return [
-        {step: times if isinstance(times, (list, tuple)) else [times] for step, times in each.items()} for each in all_timing_dict[:world_size]
-    ]
+    most = len(all_timing_dict)
+    if not isinstance(world_size, int) or not 0 < world_size <= most:
+        raise errors.InvalidArgumentError(f"world_size: {world_size!r} is out of range for {most} dicts in all_timing_dict (valid: 1 to {most})")
+    ranks = all_timing_dict[:world_size]
+    for rank, each in enumerate(ranks):
+        if not isinstance(each, dict):
+            raise errors.InvalidArgumentError(f"all_timing_dict[{rank}]: {type(each).__name__} is not a dict")
+    return [{step: times if isinstance(times, (list, tuple)) else [times] for step, times in each.items()} for each in ranks]
 
 
 def report_load_imbalance(all_timing_dict, world_size: int) -> None:
