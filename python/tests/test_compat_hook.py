@@ -158,6 +158,36 @@ def test_torch_distributed_is_replaced_only_by_name(tmp_path):
     assert told == ["original", "ours", "old", True, "original"]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("muster.compat.vllm") is None, reason="this package has no muster.compat.vllm")
+def test_other_names_of_vllm_are_kept(tmp_path):
+    module = "class GroupCoordinator:\n    pass\ndef get_tp_group():\n    return GroupCoordinator\n"
+    write(tmp_path, {"vllm/__init__.py": "", "vllm/distributed/__init__.py": "", "vllm/distributed/parallel_state.py": module})
+    assert python(
+        """
+        import muster.compat
+        muster.compat.install()
+        from vllm.distributed.parallel_state import GroupCoordinator, get_tp_group
+        import muster.compat.vllm
+        print([GroupCoordinator is muster.compat.vllm.GroupCoordinator, get_tp_group() is GroupCoordinator])
+        """,
+        folder=tmp_path,
+    ) == [True, True]
+
+
+@needs_torch
+@pytest.mark.skipif(importlib.util.find_spec("muster.compat.torch_distributed") is None, reason="this package has no muster.compat.torch_distributed")
+def test_pytorch_keeps_its_references_to_torch_distributed():
+    assert python(
+        """
+        import muster.compat
+        muster.compat.install("torch.distributed")
+        import torch.distributed as dist
+        import muster.compat.torch_distributed as ours
+        print([all(getattr(dist, name) is getattr(ours, name) for name in ours.__all__), dist.distributed_c10d.get_rank is ours.get_rank, dist.is_initialized()])
+        """
+    ) == [True, False, False]
+
+
 def test_the_command_runs_a_script_with_its_arguments(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os, sys, gfn.utils.distributed as d\nprint([d.get_rank(), __name__, sys.argv[1:], os.environ['MUSTER_COMPAT'], sys.path[0]])\n")
