@@ -153,6 +153,12 @@ def test_a_function_in_subprocesses(tmp_path):
         assert each == [[["prepared", str(rank), True]], [0, 1], [str(rank), str(rank), "2", "2", "127.0.0.1", port], [1.5, {"a"}]]
 
 
+def test_arguments_of_classes_of_the_program_for_a_function_of_another_module(tmp_path):
+    (tmp_path / "other.py").write_text("import pathlib\ndef work(settings):\n    pathlib.Path('rank-0').write_text(repr(type(settings).__name__))\n")
+    told, _ = program(tmp_path, "import other", "ml.launch_subprocesses(other.work, ml.MultiprocessConfig(world_size=1), None, 0, Settings(1, set()))")
+    assert told == ["Settings"]
+
+
 def test_defect_a_single_rank_runs_setup(tmp_path):
     """ml-starter calls no setup function for a single rank."""
     told, _ = program(tmp_path, "ml.launch_subprocesses(work, ml.MultiprocessConfig(world_size=1), setup=prepare, folder='.')")

@@ -284,6 +284,13 @@ if rank == 1:
     seen["bad messages"] = [failure(lambda: gfn.recv(0, tag=3)), failure(lambda: gfn.recv(0, "gloo")), failure(lambda: gfn.send(halves, 1)),
                             failure(lambda: gfn.isend(halves, 5)), failure(lambda: gfn.send("x", 0)), failure(lambda: gfn.send(halves, 0, tag=-1))]
 gfn.barrier()
+# Both messages have arrived when rank 1 receives the one that was sent last.
+for sender in (0, 2):
+    if rank == sender:
+        gfn.send(halves + rank, 1, tag=7)
+    gfn.barrier()
+if rank == 1:
+    seen["sources"] = [gfn.recv(source, tag=7)[1].view(torch.bfloat16).tolist() for source in (2, 0)]
 if rank == 0:
     found = {}
     def take(tag):
@@ -372,6 +379,10 @@ def test_defect_messages_keep_their_bytes_with_both_backends(told):
     """torchgfn converts each value to a byte if the backend is "torch"."""
     same = [0, "torch.uint8", [1.5, -2.0]]
     assert told[1]["messages"] == [[0, "torch.uint8", [0]], same, same, same]
+
+
+def test_a_receiver_selects_the_sender(told):
+    assert told[1]["sources"] == [[3.5, 0.0], [1.5, -2.0]]
 
 
 def test_bad_messages_are_an_error(told):
