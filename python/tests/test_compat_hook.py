@@ -39,11 +39,11 @@ ORIGINAL = {
     "gfn/__init__.py": "from .uses import held\n",
     "gfn/uses.py": """
         from gfn.utils.distributed import send as held
-        backend = "mpi"
+        backend = "torch"
     """,
     "gfn/utils/__init__.py": "",
     "gfn/utils/distributed.py": """
-        default_backend = "mpi"
+        default_backend = "torch"
         other = "kept"
         def send():
             pass
@@ -85,10 +85,10 @@ def test_only_the_names_of_an_installed_module_are_replaced(is_before, tmp_path)
         import gfn.utils.distributed as d
         import muster.compat.torchgfn as ours
         print([d is ours, d.__name__, d.send is ours.send, gfn.held is ours.send, gfn.uses.held is ours.send,
-               d.DistributedContext is ours.DistributedContext, d.other, gfn.uses.backend, hasattr(d, "recv")])
+               d.DistributedContext is ours.DistributedContext, d.other, d.default_backend, gfn.uses.backend, hasattr(d, "recv")])
     """
     told = python("\n".join(lines if is_before else lines[::-1]) + textwrap.dedent(source), folder=tmp_path)
-    assert told == [False, "gfn.utils.distributed", True, True, True, True, "kept", "mpi", False]
+    assert told == [False, "gfn.utils.distributed", True, True, True, True, "kept", "mpi", "torch", False]
 
 
 def test_an_installed_project_is_not_extended(tmp_path):

@@ -284,12 +284,15 @@ config = ml.MultiprocessConfig(rank=rank, local_rank=rank, world_size=size, loca
 raised = failure(lambda: ml.init_and_run(work, config, 1, b=2))
 x = np.zeros(2)
 bad = failure(lambda: ml.init_and_run(work, ml.MultiprocessConfig(world_size=size)))
-tell([seen, raised, ml.all_to_all(x, None) is x, bad])
+config.model_parallelism, config.init_method = 3, config.init_method + "again" * {method == "file"}
+three = failure(lambda: ml.init_and_run(work, config)) if {method == "file"} else None
+tell([seen, raised, ml.all_to_all(x, None) is x, bad, three])
 """
     )
-    for rank, (seen, raised, is_over, bad) in enumerate(told):
+    for rank, (seen, raised, is_over, bad, three) in enumerate(told):
         assert seen == [[1, 2, 2, [rank, rank]]] and raised == ["LookupError", "from the function"] and is_over
         assert bad[0] == "InvalidArgumentError" and "init_dist() needs rank" in bad[1]
+        assert method == "tcp" or (three[0] == "InvalidArgumentError" and "cannot be split" in three[1])
 
 
 def test_all_to_all_refuses_bad_arguments_on_all_ranks():

@@ -327,13 +327,9 @@ def _program_of(pickled: bytes) -> str:
 
 
 def _loaded(module: str):
-    """Imports a module in a rank. The program of the job is imported once, and is then also `__main__`."""
-    if not module.endswith(".py"):
-        return _launch._load(module)
-    program = sys.modules.get("__muster_main__")
-    if program is None:
-        program = sys.modules["__main__"] = _launch._load(module)
-    return program
+    """Imports a module in a rank. The file of the program is imported once."""
+    program = sys.modules.get("__muster_main__") if module.endswith(".py") else None
+    return _launch._load(module) if program is None else program
 
 
 def _function_of(name: str):
