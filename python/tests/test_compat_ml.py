@@ -3,10 +3,9 @@
 
 import copy
 import importlib.util
+import json
 import os
-import pathlib
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -344,8 +343,6 @@ if __name__ == "__main__":
     )
     done = subprocess.run([sys.executable, str(path), str(tmp_path)], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    import json
-
     told = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
     import torch
 
