@@ -54,8 +54,8 @@ def public_modules():
     """Yields the modules of the package whose names have no underscore, with their public names."""
     package = sys.modules["muster"]
     seen = set()
-    submodules = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    for name in ["muster", *(f"muster.{module}" for module in submodules if not module.startswith("_"))]:
+    submodules = [module.name for module in pkgutil.walk_packages(package.__path__, "muster.")]
+    for name in ["muster", *(module for module in submodules if "._" not in module)]:
         module = importlib.import_module(name)
         public = []
         for attribute, value in sorted(vars(module).items()):

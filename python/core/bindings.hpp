@@ -36,6 +36,7 @@ void bind_groups(nb::module_& module);
 void bind_gathers(nb::module_& module);
 void bind_launches(nb::module_& module);
 void bind_queues(nb::module_& module);
+void bind_roles(nb::module_& module);
 void bind_traces(nb::module_& module);
 
 enum class Trace { told, left_out };

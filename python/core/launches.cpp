@@ -6,16 +6,22 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "muster/compat/dist.hpp"
 #include "muster/compat/multiprocess.hpp"
+#include "muster/parallel_groups.hpp"
 #include "muster/state.hpp"
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
+#include "src/compat/dist.hpp"
 #include "src/launch/subprocesses.hpp"
 
 namespace muster::python {
@@ -47,6 +53,14 @@ void call_target(std::span<const std::string> arguments) {
   }
 }
 const RegisteredFunction registered(registered_name, call_target);
+
+constexpr const char* registered_setup_name = "muster.launch.setup";
+
+/// Runs in a rank before it meets the other ranks. The name of the setup function follows the arguments of call_target.
+void call_setup(std::span<const std::string> arguments) {
+  call_target(std::array{arguments[2], arguments[1]});
+}
+const RegisteredFunction registered_setup(registered_setup_name, call_setup);
 
 RankOutput output_named(const std::string& name) {
   constexpr std::array<std::pair<const char*, RankOutput>, 3> all{
@@ -85,10 +99,103 @@ void launch(const std::vector<std::string>& program, const std::vector<std::stri
   });
 }
 
+// The functions of ml-starter (muster.compat.ml). A config is a dict of the fields of MultiprocessConfig, with None for
+// missing values.
+
+template <class Field>
+void each_field(MultiprocessConfig& config, const Field& field) {
+  field("rank", config.rank);
+  field("local_rank", config.local_rank);
+  field("world_size", config.world_size);
+  field("local_world_size", config.local_world_size);
+  field("master_addr", config.master_addr);
+  field("master_port", config.master_port);
+  field("init_method", config.init_method);
+  field("model_parallelism", config.model_parallelism);
+  field("pipeline_parallelism", config.pipeline_parallelism);
+  field("backend", config.backend);
+  field("model_parallel_backend", config.model_parallel_backend);
+  field("pipeline_parallel_backend", config.pipeline_parallel_backend);
+  field("data_parallel_backend", config.data_parallel_backend);
+}
+
+MultiprocessConfig multiprocess_config_of(const nb::dict& given) {
+  MultiprocessConfig config{.launch_method = LaunchMethod::spawn};
+  each_field(config, [&]<class Value>(const char* name, Value& value) {
+    const nb::object from = given[name];
+    if constexpr (std::is_same_v<Value, std::string>)
+      value = argument_of<std::optional<std::string>>(from, name).value_or("");
+    else
+      value = argument_of<Value>(from, name);
+  });
+  return config;
+}
+
+/// Returns the resolved fields, and an object that keeps the port reserved.
+nb::tuple resolved(const nb::dict& given) {
+  MultiprocessConfig config = multiprocess_config_of(given);
+  config.resolve();
+  nb::dict fields;
+  each_field(config, [&](const char* name, const auto& value) { fields[name] = value; });
+  if (!config.port_holder) return nb::make_tuple(fields, nb::none());
+  using Holder = std::shared_ptr<const void>;
+  auto holder = std::make_unique<Holder>(std::move(config.port_holder));
+  nb::capsule kept(holder.get(), [](void* held) noexcept { delete static_cast<Holder*>(held); });
+  (void)holder.release();
+  return nb::make_tuple(fields, kept);
+}
+
+/// `target` is called with the members of `arguments`, as is `setup`, unless it is empty.
+void launch_ranks(const std::vector<std::string>& program, const std::string& target, nb::handle arguments,
+                  const std::string& setup, const nb::dict& given, nb::handle rank_offset) {
+  const MultiprocessConfig config = multiprocess_config_of(given);
+  SubprocessOptions options{.arguments = {target, to_json(config_of(arguments)), setup},
+                            .setup = setup.empty() ? "" : registered_setup_name,
+                            .rank_offset = argument_of<int>(rank_offset, "rank_offset"),
+                            .program = program};
+  options.launch.output = RankOutput::lines;
+  without_gil([&] { launch_subprocesses(registered_name, config, options); });
+}
+
+/// Returns a group of the ranks of dist::init_process_group(). Collective.
+std::shared_ptr<Group> dist_group() {
+  return without_gil([] { return dist::process_group().group().duplicate(); });
+}
+
 }  // namespace
 
 void bind_launches(nb::module_& module) {
   module.def("launch", launch, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
+  module.def("launch_ranks", launch_ranks, nb::arg("program"), nb::arg("target"), nb::arg("arguments"),
+             nb::arg("setup"), nb::arg("config"), nb::arg("rank_offset"));
+  module.def("resolved_config", resolved, nb::arg("config"));
+  module.def("default_backend", &default_backend);
+  module.def("check_backend_name",
+             [](nb::handle name) { collectives::check_backend_name(argument_of<std::string>(name, "backend")); });
+  module.def(
+      "init_dist",
+      [](const nb::dict& config) {
+        const MultiprocessConfig given = multiprocess_config_of(config);
+        without_gil([&] { init_dist(given); });
+      },
+      nb::arg("config"));
+  module.def(
+      "init_process_group", [](const std::string& backend) { without_gil([&] { dist::init_process_group(backend); }); },
+      nb::arg("backend"));
+  module.def(
+      "init_parallelism",
+      [](const nb::dict& config) {
+        const MultiprocessConfig given = multiprocess_config_of(config);
+        without_gil([&] { init_parallelism(given); });
+      },
+      nb::arg("config"));
+  module.def("dist_group", dist_group);
+  module.def("end_dist", [] {
+    without_gil([] {
+      destroy_parallel_groups();
+      dist::destroy_process_group();
+    });
+  });
   module.def("run_if_launched", [] { return without_gil([] { return launch::run_if_launched(); }); });
 }
 

@@ -138,3 +138,7 @@ if _os.environ.get("MUSTER_MODELOPT") == "1":
     from .modelopt import install_when_imported as _install
 
     _install()
+if _os.environ.get("MUSTER_COMPAT"):
+    from .compat import _install_from_environment as _install_compat
+
+    _install_compat()

@@ -58,11 +58,7 @@ def launch(
         NotFoundError: The command does not exist.
         InvalidArgumentError: An argument is invalid. No rank was started.
     """
-    if _is_loading:
-        raise _MissingGuard(
-            "launch: a rank of this job imports the program, and the program starts a job while it is imported: put "
-            'the call of muster.launch() under `if __name__ == "__main__":`'
-        )
+    check_guard("launch", "muster.launch()")
     is_command = isinstance(target, (list, tuple))
     if is_command and arguments is not None:
         _refuse("a command has no `arguments`: add them to its list")
@@ -76,9 +72,22 @@ def launch(
         "grace": grace,
         "kill_after": kill_after,
     }
-    # Ranks can import the same modules as this process.
+    _core.launch(rank_program(), command, None if is_command else arguments or {}, ranks, options)
+
+
+def rank_program() -> list[str]:
+    """Returns the command of a rank that calls a function. It can import the same modules as this process."""
     start = f"import sys; sys.path[:] = {sys.path!r}; from muster import _core; sys.exit(_core.run_if_launched())"
-    _core.launch([sys.executable, "-c", start], command, None if is_command else arguments or {}, ranks, options)
+    return [sys.executable, "-c", start]
+
+
+def check_guard(call: str, function: str) -> None:
+    """Raises an exception in a rank that imports the program of its function."""
+    if _is_loading:
+        raise _MissingGuard(
+            f"{call}: a rank of this job imports the program, and the program starts a job while it is imported: put "
+            f'the call of {function} under `if __name__ == "__main__":`'
+        )
 
 
 def _refuse(cause):

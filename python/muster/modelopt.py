@@ -10,15 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import importlib.abc
-import importlib.machinery
 import operator
-import os
 import pathlib
-import runpy
 import sys
 
-from . import _files
+from . import _files, _hook
 from ._core import Group, Tensor
 from ._gathers import get_configs_parallel as _gather
 from ._groups import _resolve, from_process_group, initialized_distributed
@@ -288,7 +284,7 @@ def install() -> None:
                 raise
         else:
             found = True
-            _replace(module)
+            _hook.replace(module, sys.modules[__name__])
     if not found:
         names = " or ".join(_UPSTREAM)
         raise ImportError(f"muster.modelopt.install: {names} does not exist: install nvidia-modelopt, 0.48 or earlier")
@@ -296,49 +292,13 @@ def install() -> None:
 
 def install_when_imported() -> None:
     """Replaces the functions of ModelOpt as install() does, but only when ModelOpt is imported. Local."""
-    for name in _UPSTREAM:
-        if name in sys.modules:
-            _replace(sys.modules[name])
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the module of ModelOpt, and replaces its functions after it has been executed."""
-
-    def find_spec(self, fullname, path, target=None):
-        if fullname not in _UPSTREAM:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
-
-        def run_and_replace(module):
-            run(module)
-            _replace(module)
-
-        spec.loader.exec_module = run_and_replace
-        return spec
-
-
-def _replace(upstream) -> None:
-    ours = {name: globals()[name] for name in ("NFSWorkspace", "get_configs_parallel", "get_tensors_parallel")}
-    theirs = {id(vars(upstream)[name]): each for name, each in ours.items() if vars(upstream)[name] is not each}
-    for module in list(sys.modules.values()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if id(value) in theirs:
-                setattr(module, name, theirs[id(value)])
+    _hook.install_when_imported(dict.fromkeys(_UPSTREAM, __name__))
 
 
 def main() -> None:
     """Runs an unmodified script with the functions of ModelOpt replaced: `python -m muster.modelopt SCRIPT ...`."""
-    if len(sys.argv) < 2:
-        sys.exit("usage: python -m muster.modelopt SCRIPT [ARGUMENT ...]")
     install_when_imported()
-    sys.argv = sys.argv[1:]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    _hook.run_script("muster.modelopt")
 
 
 if __name__ == "__main__":

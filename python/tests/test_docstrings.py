@@ -5,10 +5,13 @@ import re
 import pytest
 
 import muster
+import muster.compat
+import muster.compat.ml
+import muster.compat.torchgfn
 import muster.merge
 import muster.modelopt
 
-MODULES = [muster, muster.errors, muster.merge, muster.modelopt]
+MODULES = [muster, muster.errors, muster.merge, muster.modelopt, muster.compat, muster.compat.ml, muster.compat.torchgfn]
 ROOTS = [
     *[getattr(muster, name) for name in dir(muster) if not name.startswith("_")],
     *[muster._core.SendWork, muster._core.ReceiveWork, muster._core.ReceiveConfigWork],

@@ -13,6 +13,7 @@
 #include "src/base/message.hpp"
 #include "src/collectives/engine.hpp"
 #include "src/compat/dist.hpp"
+#include "src/compat/roles.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/group/group.hpp"
 #include "src/os/process.hpp"
@@ -171,7 +172,15 @@ const char* name_of(Role role) {
   return names.at(static_cast<std::size_t>(role));
 }
 
-/// Returns the layout if it is possible and the same on all ranks.
+/// Returns the same elements as bytes, without a copy unless they are strided.
+Tensor bytes_of(const Tensor& tensor) {
+  if (!tensor.view().is_contiguous()) return bytes_of(Tensor::copy_of(tensor));
+  const TensorView view(DType::u8, {static_cast<std::int64_t>(tensor.nbytes())}, tensor.data(), {}, tensor.device());
+  return tensor.is_writable() ? Tensor(view, tensor.owner(), tensor.mutable_data()) : Tensor(view, tensor.owner());
+}
+
+}  // namespace
+
 RankLayout agreed_layout(Group& group, const RoleSizes& sizes, const CollectiveOptions& options) {
   const WaitOptions waits = collectives::waits(options, "roles");
   using Card = std::array<std::int32_t, 3>;
@@ -194,26 +203,16 @@ RankLayout agreed_layout(Group& group, const RoleSizes& sizes, const CollectiveO
     for (int rank = 0; rank < group.size(); ++rank) hosts[static_cast<std::size_t>(rank)] = group.host_of(rank);
     layout = RankLayout::by_hosts(hosts, sizes);
   });
-  return layout;
-}
-
-/// Returns the same elements as bytes, without a copy unless they are strided.
-Tensor bytes_of(const Tensor& tensor) {
-  if (!tensor.view().is_contiguous()) return bytes_of(Tensor::copy_of(tensor));
-  const TensorView view(DType::u8, {static_cast<std::int64_t>(tensor.nbytes())}, tensor.data(), {}, tensor.device());
-  return tensor.is_writable() ? Tensor(view, tensor.owner(), tensor.mutable_data()) : Tensor(view, tensor.owner());
-}
-
-}  // namespace
-
-DistributedContext initialize_distributed_compute(Group& group, const RoleSizes& sizes,
-                                                  const CollectiveOptions& options) {
-  RankLayout layout = agreed_layout(group, sizes, options);
   if (layout.host_agnostic && group.rank() == 0)
     log(LogLevel::warning, fmt::format("the number of hosts does not divide the {} remote buffers, so managers may be "
                                        "on other hosts than their training ranks",
                                        sizes.num_remote_buffers));
-  return {group, std::move(layout), options};
+  return layout;
+}
+
+DistributedContext initialize_distributed_compute(Group& group, const RoleSizes& sizes,
+                                                  const CollectiveOptions& options) {
+  return {group, agreed_layout(group, sizes, options), options};
 }
 
 DistributedContext initialize_distributed_compute(std::string_view backend, const RoleSizes& sizes,
