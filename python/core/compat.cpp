@@ -223,7 +223,7 @@ void bind_group_coordinator(nb::module_& module) {
       .def(
           "prepare",
           [](GroupCoordinator& self, const nb::callable& specs) {
-            const auto made = made_in(self.process_group(), [&] {
+            const auto made = made_for(self.process_group().group(), [&] {
               std::vector<TensorSpec> list;
               for (const nb::handle each : nb::iter(specs()))
                 list.push_back({dtype_of(each[0]), argument_of<Shape>(each[1], "shape")});
@@ -249,7 +249,7 @@ void bind_group_coordinator(nb::module_& module) {
       .def(
           "create_single_reader_mq_broadcasters",
           [](GroupCoordinator& self, nb::handle reader, nb::handle capacity) {
-            const auto [rank, options] = made_in(self.process_group(), [&] {
+            const auto [rank, options] = made_for(self.process_group().group(), [&] {
               return std::pair{argument_of<int>(reader, "reader_rank_in_group"),
                                QueueOptions{.capacity = bytes_of(capacity)}};
             });
@@ -274,7 +274,7 @@ void bind_group_coordinator(nb::module_& module) {
             const auto convert = [&] { return std::pair{argument_of<Number>(src, "src"), wishes_of(wishes)}; };
             // The ranks that gather the slices wait for each other.
             const auto [from, wanted] =
-                slices == nullptr ? converted(convert) : made_in(slices->process_group(), convert);
+                slices == nullptr ? converted(convert) : made_for(slices->process_group().group(), convert);
             return object_of(Config(without_gil([&] { return self.recv_tensor_dict(from, {slices, wanted, {}}); })));
           },
           nb::arg("src").none(), nb::arg("slices").none(), nb::arg("wishes").none(),
