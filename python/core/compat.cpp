@@ -2,7 +2,10 @@
 // The parts of the interfaces of other systems that muster.compat takes from the library.
 
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -31,6 +34,18 @@ CollectiveOptions options_of(nb::handle timeout) {
 template <class Make>
 auto made_in(ProcessGroup& ranks, const Make& make) -> decltype(make()) {
   return made_or_refused(make, [&](const Error& failure) { collectives::engine_of(ranks).refuse(failure); });
+}
+
+/// Returns the form in which Python owns an object of the library.
+template <class T>
+std::shared_ptr<T> owned(std::shared_ptr<T> object) {
+  return object;
+}
+
+/// Returns a part of the object of Python, which the result keeps alive.
+template <class T>
+std::shared_ptr<T> part_of(const nb::object& whole, T& part) {
+  return {owner_of(whole), &part};
 }
 
 Wishes wishes_of(nb::handle given) {
@@ -208,11 +223,17 @@ void bind_group_coordinator(nb::module_& module) {
       .def_prop_ro(
           "unique_name", [](const GroupCoordinator& self) { return self.unique_name(); }, "The name and a number.")
       .def_prop_ro(
-          "process_group", [](GroupCoordinator& self) { return &self.process_group(); },
-          nb::rv_policy::reference_internal, "The collectives and messages of the group.")
+          "process_group",
+          [](const nb::object& self) {
+            return owned(part_of(self, nb::cast<GroupCoordinator&>(self).process_group()));
+          },
+          "The collectives and messages of the group.")
       .def_prop_ro(
-          "group", [](GroupCoordinator& self) { return &self.process_group().group(); },
-          nb::rv_policy::reference_internal, "The group.")
+          "group",
+          [](const nb::object& self) {
+            return part_of(self, nb::cast<GroupCoordinator&>(self).process_group().group());
+          },
+          "The group.")
       .def(
           "all_reduce",
           [](GroupCoordinator& self, nb::handle tensor) {
@@ -242,7 +263,8 @@ void bind_group_coordinator(nb::module_& module) {
                       argument_of<std::optional<std::string>>(handle, "external_writer_handle").value_or(""),
                   .capacity = bytes_of(capacity)};
             });
-            return without_gil([&] { return self.create_mq_broadcaster(options); });
+            return owned(
+                without_gil([&] { return std::make_shared<MessageQueue>(self.create_mq_broadcaster(options)); }));
           },
           nb::arg("writer").none(), nb::arg("handle").none(), nb::arg("capacity"),
           "Returns a queue that `writer` writes and all other ranks read. Collective.")
@@ -254,7 +276,9 @@ void bind_group_coordinator(nb::module_& module) {
                                QueueOptions{.capacity = bytes_of(capacity)}};
             });
             auto queues = without_gil([&] { return self.create_single_reader_mq_broadcasters(rank, options); });
-            return nb::make_tuple(std::move(queues.own), std::move(queues.by_writer));
+            nb::list all;
+            for (auto& queue : queues.by_writer) all.append(owned(std::move(queue)));
+            return nb::make_tuple(owned(std::move(queues.own)), all);
           },
           nb::arg("reader").none(), nb::arg("capacity"),
           "Returns the queue of this rank, and on the reader the queues of all ranks. Collective.")
