@@ -2,6 +2,8 @@
 """torch.distributed of PyTorch 0.3 and 0.4, on Muster. Tests of defects of the original are named after them."""
 
 import os
+import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +14,9 @@ import pytest
 pytest.importorskip("torch", reason="there is no PyTorch here")
 
 from ranks import Ranks, run
+
+long_form = pytest.mark.skipif(not os.environ.get("MUSTER_TEST_ALL"), reason="in the long form: MUSTER_TEST_ALL=1")
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "early_distributed.py"
 
 START = """
 import torch
@@ -161,7 +166,8 @@ def test_wrong_arguments_are_errors_on_all_ranks_and_the_group_remains_usable():
             assert t.tolist() == [1, 1], source
         only = dist.new_group([1])
         local = [failure(lambda: dist.send(ones(), 2)), failure(lambda: dist.isend(ones(), rank)),
-                 failure(lambda: dist.irecv("x", 0)), failure(lambda: dist.recv(ones(), 0.5))]
+                 failure(lambda: dist.irecv("x", 0)), failure(lambda: dist.recv(ones(), 0.5)),
+                 failure(lambda: dist.recv(ones(), -1)), failure(lambda: dist.irecv(ones(), 2))]
         others = [failure(lambda: dist.barrier(only)), failure(lambda: dist.barrier(None))]
         tell([told, local, others])
         """,
@@ -170,7 +176,7 @@ def test_wrong_arguments_are_errors_on_all_ranks_and_the_group_remains_usable():
     for rank, (found, local, others) in enumerate(told):
         for (name, (_, words)), each in zip(WRONG.items(), found):
             assert each and each[0] == "InvalidArgumentError" and words in each[1], (name, each)
-        assert [each and each[0] for each in local] == ["InvalidArgumentError"] * 4, local
+        assert [each and each[0] for each in local] == ["InvalidArgumentError"] * 6, local
         assert (others[0] is None) == (rank == 1) and others[1][0] == "InvalidArgumentError"
     assert "rank 0 is not in this group" in told[0][2][0][1]
 
@@ -205,7 +211,11 @@ for call in (dist.get_rank, dist.get_world_size, dist.barrier, dist.new_group, l
     except muster.InvalidArgumentError as error:
         names.append(str(error))
 assert len(names) == 12, names
-assert 'ranks: unexpected keyword argument' in names[7] and 'bgp' in names[8] and 'http' in names[9], names
+try:
+    dist.init_process_group('nccl')
+except muster.UnsupportedError:
+    names.append('nccl')
+assert names.pop() == 'nccl' and 'ranks: unexpected keyword argument' in names[7] and 'bgp' in names[8] and 'http' in names[9], names
 assert not dist.is_initialized() and dist._backend == dist.dist_backend.UNDEFINED
 dist.init_process_group('gloo')
 assert dist.is_initialized() and dist._backend == dist.dist_backend.GLOO and dist.get_world_size() == 1
@@ -253,6 +263,7 @@ assert t.tolist() == [1, 1] and dist._backend == dist.dist_backend.TCP
 """
 
 
+@long_form
 @pytest.mark.parametrize("method", ["file", "the address alone"])
 def test_init_methods(method, tmp_path):
     """Programs that start their own processes set only MASTER_ADDR and MASTER_PORT, and pass the rank."""
@@ -285,6 +296,7 @@ def test_multigpu_functions_refuse_tensors_in_host_memory_on_all_ranks():
         assert all("on cpu: pass tensors on GPUs" in words for _, words in each[:4]) and "the list is empty" in each[4][1]
 
 
+@long_form
 def test_multigpu_functions():
     """The order of all_gather_multigpu is [i][k * n + j], unlike in the text of the original."""
     told = run_started(
@@ -365,7 +377,18 @@ def test_the_master_worker_mode():
     assert told[1][6:] == told[2][6:] == [wrong]
 
 
+@long_form
 def test_a_rank_that_dies_is_an_error_within_the_deadline():
     ranks = Ranks(START + "start()\nif rank == 1: os._exit(3)\ntell(failure(lambda: dist.all_reduce(ones())))", 2)
     told = ranks.told(statuses=[0, 3])
     assert told[0][0][0] == "PeerLostError"
+
+
+@long_form
+def test_the_example():
+    hidden = ("RANK", "WORLD_SIZE", "MUSTER_STANDALONE")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=90, env=environment)
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+) over 2 ranks", done.stdout)]
+    assert len(losses) == 4 and losses[3] < losses[0] / 2, losses

@@ -2,13 +2,19 @@
 """GroupCoordinator of vLLM, on Muster. Tests of defects of the original are named after them."""
 
 import os
+import pathlib
+import sys
 import textwrap
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="there is no PyTorch here")
 
+import muster
 from ranks import run
+
+long_form = pytest.mark.skipif(not os.environ.get("MUSTER_TEST_ALL"), reason="in the long form: MUSTER_TEST_ALL=1")
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "tensor_parallel.py"
 
 START = """
 import dataclasses, enum, typing, torch
@@ -113,6 +119,7 @@ def test_calls():
             assert found == (wanted[rank] if name in PER_RANK else wanted), (name, rank)
 
 
+@long_form
 def test_groups_beside_each_other_and_a_group_of_one():
     """The original returns the argument itself in a group of one, and recv_tensor_dict returns None."""
     told = run_started(
@@ -197,7 +204,9 @@ def test_wrong_arguments_are_errors_on_all_ranks_and_the_group_remains_usable():
             assert c.all_reduce(x).tolist() == [2, 2], source
         local = [failure(lambda: c.send(x, rank)), failure(lambda: c.send_object(1, 2)), failure(lambda: c.send_object(open, 1 - rank)),
                  failure(lambda: c.recv_object(None)), failure(lambda: c.recv_object(rank)), failure(lambda: c.send_tensor_dict([], 1 - rank)),
-                 failure(lambda: c.send_tensor_dict({{}}, 1 - rank, None, {{"a": 1}})), failure(lambda: c.broadcast_object_list([1], group=3))]
+                 failure(lambda: c.send_tensor_dict({{}}, 1 - rank, None, {{"a": 1}})), failure(lambda: c.broadcast_object_list([1], group=3)),
+                 failure(lambda: c.send(x, -1)), failure(lambda: c.recv(x.shape, x.dtype, -1)), failure(lambda: c.recv_object(-1)),
+                 failure(lambda: c.recv_tensor_dict(-1)), failure(lambda: c.send_tensor_dict({{}}, -1))]
         tell([told, local])
         """,
         2,
@@ -268,6 +277,7 @@ def test_objects():
     assert told[0][2] is None and told[1][2][0] == "InvalidArgumentError" and "Local" in told[1][2][1]
 
 
+@long_form
 def test_broadcast_of_lists_and_dicts_uses_the_group_that_is_passed():
     """The original ignores `group` of lists, and replaces both groups of dicts."""
     told = run_started(
@@ -339,6 +349,7 @@ def test_dicts_of_tensors_from_stage_to_stage():
             assert each[7][0] == "InvalidArgumentError" and "src: str is not" in each[7][1]
 
 
+@long_form
 def test_queues():
     told = run_started(
         """
@@ -393,6 +404,7 @@ def test_destroy_closes_the_queue():
     assert told[1][0] == "PeerLostError"
 
 
+@long_form
 def test_experts():
     told = run_started(
         """
@@ -420,7 +432,6 @@ def test_graph_capture(monkeypatch):
     """The test replaces the streams of torch."""
     import contextlib
 
-    import muster
     from muster.compat.vllm import GraphCaptureContext, GroupCoordinator
 
     muster.set_world(muster.single_group())
@@ -449,3 +460,9 @@ def test_graph_capture(monkeypatch):
     with group.graph_capture() as context:
         assert isinstance(context.stream, Stream) and context.stream is not given.stream
     muster.set_world(None)
+
+
+@long_form
+def test_the_example(tmp_path):
+    muster.launch([sys.executable, str(EXAMPLE)], 4, log_directory=tmp_path, timeout=90)
+    assert (tmp_path / "rank-0.out").read_text().startswith("tokens [")

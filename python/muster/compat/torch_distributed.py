@@ -143,11 +143,9 @@ def init_process_group(backend, init_method="env://", **kwargs):
             that does not exist, in a directory that all ranks see. With env:// the ranks meet as those of
             muster.world(). If only MASTER_ADDR and MASTER_PORT are set, they meet there, and pass `rank` and
             `world_size`.
-        world_size: The number of ranks. It may be omitted with env://.
-        rank: The rank of this process. It may be omitted with env://.
-        group_name: Distinguishes jobs that meet at one address.
-        timeout: The longest wait for the other ranks in seconds, afterwards the default of the group. None:
-            MUSTER_TIMEOUT, or 10 minutes.
+        kwargs: `world_size`, the number of ranks, and `rank`, the rank of this process, which may be omitted with
+            env://. `group_name` distinguishes jobs that meet at one address. `timeout` is the longest wait for the
+            other ranks in seconds, and afterwards the default of the group (None: MUSTER_TIMEOUT, or 10 minutes).
 
     Raises:
         InvalidArgumentError: This process is already initialized, or an argument is invalid.
@@ -164,7 +162,9 @@ def init_master_worker(backend, init_method="env://", **kwargs):
     destroy_process_group().
 
     Args:
-        backend: As for init_process_group(), and so are the other arguments.
+        backend: As for init_process_group().
+        init_method: As for init_process_group().
+        kwargs: As for init_process_group().
 
     Returns:
         A MasterWorker. Rank 0 is the master. The other ranks call serve().
@@ -426,9 +426,9 @@ def gather(tensor, **kwargs):
 
     Args:
         tensor: The tensor of this rank.
-        dst: The rank of the world that receives. It may be omitted only on that rank, which passes `gather_list`.
-        gather_list: On `dst`, one tensor per rank of the group, to fill. It is None or empty on the other ranks.
-        group: The group of the call.
+        kwargs: `dst`, the rank of the world that receives. It may be omitted only on that rank, which passes
+            `gather_list`, one tensor per rank of the group, to fill. That list is None or empty on the other ranks.
+            `group` is the group of the call.
 
     Raises:
         InvalidArgumentError: `dst` is missing, or `gather_list` is missing on `dst` or given elsewhere.
@@ -444,9 +444,9 @@ def scatter(tensor, **kwargs):
 
     Args:
         tensor: The tensor to fill.
-        src: The rank of the world that sends. It may be omitted only on that rank, which passes `scatter_list`.
-        scatter_list: On `src`, one tensor per rank of the group. It is None or empty on the other ranks.
-        group: The group of the call.
+        kwargs: `src`, the rank of the world that sends. It may be omitted only on that rank, which passes
+            `scatter_list`, one tensor per rank of the group. That list is None or empty on the other ranks. `group` is
+            the group of the call.
 
     Raises:
         InvalidArgumentError: `src` is missing, or `scatter_list` is missing on `src` or given elsewhere.
