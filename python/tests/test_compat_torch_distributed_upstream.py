@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by hand: PyTorch's own tests of torch.distributed 0.4.1, over muster.compat.torch_distributed. MUSTER_PYTORCH_0_4
+"""Run by hand: PyTorch's own tests of torch.distributed 0.4.1, over muster.compat.torch_distributed. MUSTER_TEST_PYTORCH_0_4
 is the path of test/test_distributed.py of that version, which is not part of this project.
 """
 
@@ -12,8 +12,8 @@ import sys
 import pytest
 
 pytest.importorskip("torch", reason="there is no PyTorch here")
-if not os.environ.get("MUSTER_PYTORCH_0_4"):
-    pytest.skip("by hand: MUSTER_PYTORCH_0_4=.../test/test_distributed.py", allow_module_level=True)
+if not os.environ.get("MUSTER_TEST_PYTORCH_0_4"):
+    pytest.skip("by hand: MUSTER_TEST_PYTORCH_0_4=.../test/test_distributed.py", allow_module_level=True)
 
 # The class of the same name in PyTorch compares tensors.
 COMMON = """
@@ -29,7 +29,7 @@ class TestCase(unittest.TestCase):
 def test_the_tests_of_pytorch(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    source = pathlib.Path(os.environ["MUSTER_PYTORCH_0_4"]).read_text()
+    source = pathlib.Path(os.environ["MUSTER_TEST_PYTORCH_0_4"]).read_text()
     for old, new in (
         ("import torch.distributed as dist", "import muster.compat.torch_distributed as dist"),
         ("DEFAULT_TIMEOUT = 15", "DEFAULT_TIMEOUT = 60"),
