@@ -71,11 +71,14 @@ void bind_dist(nb::module_& module) {
       },
       nb::arg("backend").none(), nb::arg("init_method").none(), nb::arg("world_size").none(), nb::arg("rank").none(),
       nb::arg("group_name").none(), nb::arg("timeout").none(),
+      nb::sig("def init_group(backend: str, init_method: str, world_size: int, rank: int, group_name: str, timeout: "
+              "float | None) -> Group"),
       "Returns the group of all ranks, which meet as those of init_process_group() in C++. Collective over the job.");
   module.def(
       "made_in",
       [](ProcessGroup& ranks, const nb::callable& make) { return made_in(ranks, [&] { return nb::object(make()); }); },
       nb::arg("ranks"), nb::arg("make"),
+      nb::sig("def made_in(ranks: ProcessGroup, make: typing.Callable[[], typing.Any]) -> typing.Any"),
       "Returns make(), the arguments of a collective call. If it raises an exception, this rank takes part in the call "
       "with it, and all ranks raise it.");
   module.def(
@@ -101,7 +104,7 @@ After the last handle is deleted, the worker drops the tensor with the next call
             for (const std::int64_t extent : self.spec().shape) extents.append(extent);
             return nb::tuple(extents);
           },
-          "The extents of the dimensions.");
+          nb::for_getter(nb::sig("def shape(self) -> tuple[int, ...]")), "The extents of the dimensions.");
   nb::class_<MasterWorker>(module, "MasterWorker", R"(A master, rank 0, that controls tensors on the other ranks.
 
 The calls of the master return at once, except wait(), fetch() and shutdown(). Each worker executes its requests in
@@ -118,27 +121,29 @@ Raises:
     TimeoutError: A rank made no progress.)")
       .def(
           "__init__",
-          [](MasterWorker* self, nb::handle group, const Given<Seconds>& timeout) {
+          [](MasterWorker* self, nb::handle group, nb::handle timeout) {
             const auto made = group_of(group);
             const CollectiveOptions options = made_for(*made, [&] { return options_of(timeout); });
             new (self) MasterWorker(without_gil([&] { return MasterWorker(*made, options); }));
           },
-          nb::arg("group").none() = nb::none(), nb::kw_only(), nb::arg("timeout") = nb::none())
+          nb::arg("group").none() = nb::none(), nb::kw_only(), nb::arg("timeout").none() = nb::none(),
+          nb::sig("def __init__(self, group: typing.Any = None, *, timeout: float | None = None) -> None"))
       .def_prop_ro("is_master", &MasterWorker::is_master, "Whether this rank is the master.")
       .def(
           "progress", [](const MasterWorker& self) { self.group().progress(); },
           "Reports to the workers that the master is busy and not stuck. Local.")
       .def(
           "serve",
-          [](MasterWorker& self, const Given<Seconds>& timeout) {
+          [](MasterWorker& self, nb::handle timeout) {
             const CollectiveOptions options = options_of(timeout);
             without_gil([&] { self.serve(options); });
           },
-          nb::kw_only(), nb::arg("timeout") = nb::none(),
+          nb::kw_only(), nb::arg("timeout").none() = nb::none(),
+          nb::sig("def serve(self, *, timeout: float | None = None) -> None"),
           "Executes the requests of the master on a worker, until the master calls shutdown().")
       .def(
           "make",
-          [](MasterWorker& self, nb::handle worker, nb::handle dtype, nb::handle shape, const Given<Seconds>& timeout) {
+          [](MasterWorker& self, nb::handle worker, nb::handle dtype, nb::handle shape, nb::handle timeout) {
             const int rank = argument_of<int>(worker, "worker");
             const DType made = dtype_of(dtype);
             const auto extents = argument_of<Shape>(shape, "shape");
@@ -146,19 +151,24 @@ Raises:
             return without_gil([&] { return self.make(rank, made, extents, options); });
           },
           nb::arg("worker").none(), nb::arg("dtype").none(), nb::arg("shape").none(), nb::kw_only(),
-          nb::arg("timeout") = nb::none(), "Creates a tensor of zeros on a worker, and returns its handle.")
+          nb::arg("timeout").none() = nb::none(),
+          nb::sig("def make(self, worker: int, dtype: muster._typing.DTypeLike, shape: typing.Iterable[int], *, "
+                  "timeout: float | None = None) -> RemoteTensor"),
+          "Creates a tensor of zeros on a worker, and returns its handle.")
       .def(
           "fill",
-          [](MasterWorker& self, const RemoteTensor& tensor, nb::handle element, const Given<Seconds>& timeout) {
+          [](MasterWorker& self, const RemoteTensor& tensor, nb::handle element, nb::handle timeout) {
             const Tensor value = tensor_of(element);
             const CollectiveOptions options = options_of(timeout);
             without_gil([&] { self.fill(tensor, value, options); });
           },
-          nb::arg("tensor"), nb::arg("element"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          nb::arg("tensor"), nb::arg("element"), nb::kw_only(), nb::arg("timeout").none() = nb::none(),
+          nb::sig("def fill(self, tensor: RemoteTensor, element: muster._typing.TensorLike, *, timeout: float | None = "
+                  "None) -> None"),
           "Sets all elements to that of `element`, a tensor of one element of the same dtype.")
       .def(
           "copy",
-          [](MasterWorker& self, const RemoteTensor& to, nb::handle source, const Given<Seconds>& timeout) {
+          [](MasterWorker& self, const RemoteTensor& to, nb::handle source, nb::handle timeout) {
             const CollectiveOptions options = options_of(timeout);
             if (nb::isinstance<RemoteTensor>(source)) {
               const auto& from = nb::cast<const RemoteTensor&>(source);
@@ -167,40 +177,47 @@ Raises:
             const Tensor from = tensor_of(source);
             without_gil([&] { self.copy(to, from, options); });
           },
-          nb::arg("to"), nb::arg("source"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          nb::arg("to"), nb::arg("source"), nb::kw_only(), nb::arg("timeout").none() = nb::none(),
+          nb::sig("def copy(self, to: RemoteTensor, source: RemoteTensor | muster._typing.TensorLike, *, timeout: "
+                  "float | None = None) -> None"),
           "Copies the elements of a tensor of the master, or of another remote tensor, which may belong to another "
           "worker.")
       .def(
           "add",
-          [](MasterWorker& self, const RemoteTensor& to, const RemoteTensor& other, const Given<Seconds>& timeout) {
+          [](MasterWorker& self, const RemoteTensor& to, const RemoteTensor& other, nb::handle timeout) {
             const CollectiveOptions options = options_of(timeout);
             without_gil([&] { self.add(to, other, options); });
           },
-          nb::arg("to"), nb::arg("other"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          nb::arg("to"), nb::arg("other"), nb::kw_only(), nb::arg("timeout").none() = nb::none(),
+          nb::sig("def add(self, to: RemoteTensor, other: RemoteTensor, *, timeout: float | None = None) -> None"),
           "Adds the elements of another tensor of the same worker.")
       .def(
           "fetch",
-          [](MasterWorker& self, const RemoteTensor& tensor, const Given<Seconds>& timeout) {
+          [](MasterWorker& self, const RemoteTensor& tensor, nb::handle timeout) {
             const CollectiveOptions options = options_of(timeout);
             return without_gil([&] { return self.fetch(tensor, options); });
           },
-          nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(), "Returns a copy of the tensor.")
+          nb::arg("tensor"), nb::kw_only(), nb::arg("timeout").none() = nb::none(),
+          nb::sig("def fetch(self, tensor: RemoteTensor, *, timeout: float | None = None) -> Tensor"),
+          "Returns a copy of the tensor.")
       .def(
           "wait",
-          [](MasterWorker& self, const Given<Number>& worker, const Given<Seconds>& timeout) {
+          [](MasterWorker& self, nb::handle worker, nb::handle timeout) {
             const auto rank = argument_of<Number>(worker, "worker");
             const CollectiveOptions options = options_of(timeout);
             without_gil([&] { rank ? self.wait(*rank, options) : self.wait(options); });
           },
-          nb::arg("worker") = nb::none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          nb::arg("worker").none() = nb::none(), nb::kw_only(), nb::arg("timeout").none() = nb::none(),
+          nb::sig("def wait(self, worker: int | None = None, *, timeout: float | None = None) -> None"),
           "Waits until a worker has executed its requests. None: every worker.")
       .def(
           "shutdown",
-          [](MasterWorker& self, const Given<Seconds>& timeout) {
+          [](MasterWorker& self, nb::handle timeout) {
             const CollectiveOptions options = options_of(timeout);
             without_gil([&] { self.shutdown(options); });
           },
-          nb::kw_only(), nb::arg("timeout") = nb::none(),
+          nb::kw_only(), nb::arg("timeout").none() = nb::none(),
+          nb::sig("def shutdown(self, *, timeout: float | None = None) -> None"),
           "Drops all tensors, and makes serve() return on all workers.");
 }
 
@@ -218,6 +235,8 @@ void bind_group_coordinator(nb::module_& module) {
             without_gil([&] { new (self) GroupCoordinator(lists, *made, text); });
           },
           nb::arg("group_ranks").none(), nb::arg("world").none(), nb::arg("name").none(),
+          nb::sig("def __init__(self, group_ranks: typing.Iterable[typing.Iterable[int]], world: Group, name: str) -> "
+                  "None"),
           "Divides `world` into groups. Collective over `world`.")
       .def_prop_ro("ranks", &GroupCoordinator::ranks, "The ranks of the group, as numbers of the world.")
       .def_prop_ro(
@@ -240,7 +259,8 @@ void bind_group_coordinator(nb::module_& module) {
             const Tensor own = made_in(self.process_group(), [&] { return tensor_of(tensor); });
             return without_gil([&] { return self.all_reduce(own); });
           },
-          nb::arg("tensor").none(), "Returns the sum of the tensors of all ranks.")
+          nb::arg("tensor").none(), nb::sig("def all_reduce(self, tensor: muster._typing.TensorLike) -> Tensor"),
+          "Returns the sum of the tensors of all ranks.")
       .def(
           "prepare",
           [](GroupCoordinator& self, const nb::callable& specs) {
@@ -252,7 +272,10 @@ void bind_group_coordinator(nb::module_& module) {
             });
             without_gil([&] { self.prepare_communication_buffer_for_model(made); });
           },
-          nb::arg("specs"), "Reserves memory for results of the dtypes and shapes of specs(). Collective.")
+          nb::arg("specs"),
+          nb::sig("def prepare(self, specs: typing.Callable[[], typing.Iterable[tuple[muster._typing.DTypeLike, "
+                  "typing.Iterable[int]]]]) -> None"),
+          "Reserves memory for results of the dtypes and shapes of specs(). Collective.")
       .def(
           "create_mq_broadcaster",
           [](GroupCoordinator& self, nb::handle writer, nb::handle handle, nb::handle capacity) {
@@ -267,6 +290,8 @@ void bind_group_coordinator(nb::module_& module) {
                 without_gil([&] { return std::make_shared<MessageQueue>(self.create_mq_broadcaster(options)); }));
           },
           nb::arg("writer").none(), nb::arg("handle").none(), nb::arg("capacity"),
+          nb::sig(
+              "def create_mq_broadcaster(self, writer: int, handle: str | None, capacity: int | str) -> MessageQueue"),
           "Returns a queue that `writer` writes and all other ranks read. Collective.")
       .def(
           "create_single_reader_mq_broadcasters",
@@ -281,6 +306,8 @@ void bind_group_coordinator(nb::module_& module) {
             return nb::make_tuple(owned(std::move(queues.own)), all);
           },
           nb::arg("reader").none(), nb::arg("capacity"),
+          nb::sig("def create_single_reader_mq_broadcasters(self, reader: int, capacity: int | str) -> "
+                  "tuple[MessageQueue, list[MessageQueue]]"),
           "Returns the queue of this rank, and on the reader the queues of all ranks. Collective.")
       .def(
           "send_tensor_dict",
@@ -291,6 +318,8 @@ void bind_group_coordinator(nb::module_& module) {
             without_gil([&] { self.send_tensor_dict(values.as_object(), to, {slices, wanted, {}}); });
           },
           nb::arg("dict").none(), nb::arg("dst").none(), nb::arg("slices").none(), nb::arg("wishes").none(),
+          nb::sig("def send_tensor_dict(self, dict: typing.Any, dst: int | None, slices: GroupCoordinator | None, "
+                  "wishes: typing.Any) -> None"),
           "Sends a dict to a rank of the group.")
       .def(
           "recv_tensor_dict",
@@ -302,6 +331,8 @@ void bind_group_coordinator(nb::module_& module) {
             return object_of(Config(without_gil([&] { return self.recv_tensor_dict(from, {slices, wanted, {}}); })));
           },
           nb::arg("src").none(), nb::arg("slices").none(), nb::arg("wishes").none(),
+          nb::sig("def recv_tensor_dict(self, src: int | None, slices: GroupCoordinator | None, wishes: typing.Any) -> "
+                  "dict[str, typing.Any]"),
           "Returns the next dict from a rank of the group.");
 }
 
