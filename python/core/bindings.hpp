@@ -28,6 +28,7 @@ namespace muster::python {
 namespace nb = nanobind;
 
 void bind_collectives(nb::module_& module);
+void bind_compat(nb::module_& module);
 void bind_errors(nb::module_& module);
 void bind_exports(nb::module_& module);
 void bind_tensors(nb::module_& module);

@@ -57,6 +57,7 @@ NB_MODULE(_core, module) {
   bind_collectives(module);
   bind_queues(module);
   bind_roles(module);
+  bind_compat(module);
   install_interrupt_hook();
   module.def(
       "clock", [] { return std::chrono::duration<double>(muster::os::Clock::now().time_since_epoch()).count(); },

@@ -158,7 +158,6 @@ def test_torch_distributed_is_replaced_only_by_name(tmp_path):
     assert told == ["original", "ours", "old", True, "original"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("muster.compat.vllm") is None, reason="this package has no muster.compat.vllm")
 def test_other_names_of_vllm_are_kept(tmp_path):
     module = "class GroupCoordinator:\n    pass\ndef get_tp_group():\n    return GroupCoordinator\n"
     write(tmp_path, {"vllm/__init__.py": "", "vllm/distributed/__init__.py": "", "vllm/distributed/parallel_state.py": module})
@@ -175,7 +174,6 @@ def test_other_names_of_vllm_are_kept(tmp_path):
 
 
 @needs_torch
-@pytest.mark.skipif(importlib.util.find_spec("muster.compat.torch_distributed") is None, reason="this package has no muster.compat.torch_distributed")
 def test_pytorch_keeps_its_references_to_torch_distributed():
     assert python(
         """

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import importlib
+import importlib.util
 import inspect
 import re
 
@@ -12,6 +14,8 @@ import muster.merge
 import muster.modelopt
 
 MODULES = [muster, muster.errors, muster.merge, muster.modelopt, muster.compat, muster.compat.ml, muster.compat.torchgfn]
+if importlib.util.find_spec("torch"):
+    MODULES += [importlib.import_module(f"muster.compat.{name}") for name in ("torch_distributed", "vllm")]
 ROOTS = [
     *[getattr(muster, name) for name in dir(muster) if not name.startswith("_")],
     *[muster._core.SendWork, muster._core.ReceiveWork, muster._core.ReceiveConfigWork],

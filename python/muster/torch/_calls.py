@@ -8,15 +8,11 @@ import functools
 import torch
 import torch.distributed as distributed
 
+from ._memory import NATIVE as _NATIVE, Into as _Into, flat as _flat
 from ._works import Collectives, Messages
 
 c10d = torch._C._distributed_c10d
 
-# Tensors of other dtypes are sent as bytes.
-_NATIVE = frozenset(
-    [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool]
-    + [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-)
 _Op = distributed.ReduceOp.RedOpType
 # By number: torch's own values are slow to look up.
 _OPS = {
@@ -29,28 +25,6 @@ _OPS = {
     _Op.BOR.value: torch.bitwise_or,
     _Op.BXOR.value: torch.bitwise_xor,
 }
-
-
-def _flat(tensor):
-    """Returns the elements in one dimension: the memory of the tensor if it has no gaps, otherwise a copy."""
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.contiguous().resolve_conj().resolve_neg()
-    if tensor.dim() != 1:
-        tensor = tensor.view(-1)
-    return tensor if tensor.dtype in _NATIVE else tensor.view(torch.uint8)
-
-
-class _Into:
-    """Flat memory that a call writes in place of tensors. back() copies it into the tensors that have gaps."""
-
-    def __init__(self, tensors):
-        self.flat = [_flat(tensor) for tensor in tensors]
-        self._tensors = tensors
-
-    def back(self):
-        for tensor, flat in zip(self._tensors, self.flat):
-            if flat.data_ptr() != tensor.data_ptr():
-                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 
 def _alone(tensors):
