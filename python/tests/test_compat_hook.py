@@ -158,6 +158,7 @@ def test_torch_distributed_is_replaced_only_by_name(tmp_path):
     assert told == ["original", "ours", "old", True, "original"]
 
 
+@needs_torch
 def test_other_names_of_vllm_are_kept(tmp_path):
     module = "class GroupCoordinator:\n    pass\ndef get_tp_group():\n    return GroupCoordinator\n"
     write(tmp_path, {"vllm/__init__.py": "", "vllm/distributed/__init__.py": "", "vllm/distributed/parallel_state.py": module})
