@@ -276,7 +276,7 @@ def test_init_methods(method, tmp_path):
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         given = "env://"
     ranks = [subprocess.Popen([sys.executable, "-c", METHODS, str(rank), given], env=environment) for rank in range(2)]
-    assert [rank.wait(timeout=90) for rank in ranks] == [0, 0]
+    assert [rank.wait(timeout=180) for rank in ranks] == [0, 0]
 
 
 def test_multigpu_functions_refuse_tensors_in_host_memory_on_all_ranks():
@@ -388,7 +388,7 @@ def test_a_rank_that_dies_is_an_error_within_the_deadline():
 def test_the_example():
     hidden = ("RANK", "WORLD_SIZE", "MUSTER_STANDALONE")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=90, env=environment)
+    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=180, env=environment)
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+) over 2 ranks", done.stdout)]
     assert len(losses) == 4 and losses[3] < losses[0] / 2, losses

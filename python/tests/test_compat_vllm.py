@@ -464,5 +464,5 @@ def test_graph_capture(monkeypatch):
 
 @long_form
 def test_the_example(tmp_path):
-    muster.launch([sys.executable, str(EXAMPLE)], 4, log_directory=tmp_path, timeout=90)
+    muster.launch([sys.executable, str(EXAMPLE)], 4, log_directory=tmp_path, timeout=180)
     assert (tmp_path / "rank-0.out").read_text().startswith("tokens [")
