@@ -22,6 +22,7 @@
 #include "muster/error.hpp"
 #include "muster/group.hpp"
 #include "muster/tensor.hpp"
+#include "python/core/closable.hpp"
 
 namespace muster::python {
 
@@ -35,6 +36,7 @@ void bind_files(nb::module_& module);
 void bind_groups(nb::module_& module);
 void bind_gathers(nb::module_& module);
 void bind_launches(nb::module_& module);
+void bind_logs(nb::module_& module);
 void bind_queues(nb::module_& module);
 void bind_traces(nb::module_& module);
 
@@ -76,6 +78,9 @@ nb::object object_of(const Config& config);
 /// Converts text to a str. Bytes that are not UTF-8, which texts of other ranks or of files may contain, become lone
 /// surrogates.
 nb::object text_object(const std::string& text);
+
+/// Returns the strides in elements, also for a contiguous view.
+Strides full_strides(const TensorView& view);
 
 /// Returns the bytes of an int, or of text such as "256MiB". Throws Error(invalid_argument).
 std::uint64_t bytes_of(nb::handle size);
