@@ -92,6 +92,8 @@ struct Given {
 struct TensorLike {};
 /// A tensor argument, a list of them, or None.
 struct TensorOrListLike {};
+/// A muster.ReduceOp, which is a str, or its value.
+struct ReduceOpLike {};
 
 /// Returns the result of make(), which converts Python objects to the arguments of a collective call. If it fails,
 /// refuse(error) takes part in the call for this rank, so that all ranks raise the error and the group remains usable.
@@ -136,6 +138,11 @@ template <>
 struct type_caster<muster::python::TensorOrListLike> {
   static constexpr auto Name =
       const_name("muster._typing.TensorLike | collections.abc.Sequence[muster._typing.TensorLike] | None");
+};
+
+template <>
+struct type_caster<muster::python::ReduceOpLike> {
+  static constexpr auto Name = const_name("muster._typing.ReduceOpLike");
 };
 
 template <class Wanted>

@@ -106,7 +106,7 @@ auto config() {
   return parameter<nb::object>(nb::arg("config").none(), config_of);
 }
 auto reduction() {
-  return parameter<std::string>(nb::arg("op") = "sum", op_of);
+  return parameter<ReduceOpLike>(nb::arg("op") = "sum", op_of);
 }
 auto all_sizes() {
   using Value = std::optional<Sizes>;
@@ -137,7 +137,8 @@ enum class Kind : std::uint8_t {
 
 /// Defines a call of a process group: call(self, arguments..., options). The GIL is released if the call may wait.
 template <Kind kind, class Call, class... Parameters>
-void def(nb::class_<ProcessGroup>& group, const char* name, const char* words, Call call, Parameters... parameters) {
+void def(nb::class_<Closable<ProcessGroup>>& group, const char* name, const char* words, Call call,
+         Parameters... parameters) {
   const auto bound = [call, ... make = parameters.make](ProcessGroup& self, const typename Parameters::Object&... given,
                                                         const Given<Seconds>& timeout) {
     // Braces evaluate the arguments in the order of the parameters.
@@ -190,7 +191,7 @@ void bind_work(nb::module_& module, const char* name) {
           "Waits until the operation has ended, and returns its result or raises its error. Call it once.");
 }
 
-void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
+void bind_collectives_in_place(nb::class_<Closable<ProcessGroup>>& group) {
   def<Kind::collective>(
       group, "all_reduce", "Reduces the tensors of all ranks in place by `op`, with the same bits on all ranks.",
       [](ProcessGroup& self, const auto&... given) { self.all_reduce(given...); }, tensor("tensor"), reduction());
@@ -245,7 +246,7 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
       tensor("tensor"));
 }
 
-void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
+void bind_collectives_with_results(nb::class_<Closable<ProcessGroup>>& group) {
   def<Kind::collective>(
       group, "all_reduce_shared", "Returns one reduced tensor that all ranks of a host map, read-only.",
       [](ProcessGroup& self, const auto&... given) { return self.all_reduce_shared(given...); }, tensor("tensor"),
@@ -322,7 +323,7 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
       value<int>("root"));
 }
 
-void bind_messages(nb::class_<ProcessGroup>& group) {
+void bind_messages(nb::class_<Closable<ProcessGroup>>& group) {
   def<Kind::message>(
       group, "send",
       R"(Sends a tensor to one rank, which receives it by recv(). Messages with the same tag arrive in order.
@@ -385,8 +386,8 @@ void bind_collectives(nb::module_& module) {
   bind_work<void>(module, "SendWork");
   bind_work<int>(module, "ReceiveWork");
   bind_work<ReceivedConfig>(module, "ReceiveConfigWork");
-  nb::class_<ProcessGroup> group(module, "ProcessGroup",
-                                 R"(Collectives and messages of the ranks of a group.
+  nb::class_<Closable<ProcessGroup>> group(module, "ProcessGroup",
+                                           R"(Collectives and messages of the ranks of a group.
 
 Creating it is collective over `group`. Its rounds, messages and failures are separate from those of `group`.
 Collective calls: each rank makes the same calls in the same order, from one thread at a time. Ranks are numbers in
@@ -397,7 +398,7 @@ All ranks pass the same dtype and shape, unless a call states otherwise. The cal
 call returns. Results remain valid as long as they are held.
 
 These arguments mean the same in all calls. `tensor`: the tensor of this rank. `out`: receives the result. `op`:
-'sum', 'product', 'min', 'max' or 'average'. `root`: the rank that sends to all ranks or receives from them. `dim`: a
+a muster.ReduceOp or its value: 'sum', 'product', 'min', 'max' or 'average'. `root`: the rank that sends to all ranks or receives from them. `dim`: a
 dimension. `config`: a dict, a list or a value, with tensors as any leaves. `timeout`: the longest wait without
 progress of the awaited ranks, in seconds. None: the default of the group.
 
@@ -416,22 +417,29 @@ Raises:
   group
       .def(
           "__init__",
-          [](ProcessGroup* self, nb::handle of, const Given<Seconds>& timeout) {
+          [](Closable<ProcessGroup>* self, nb::handle of, const Given<Seconds>& timeout) {
             const auto made = group_of(of);
             const CollectiveOptions options = made_for(*made, [&] { return options_of(timeout); });
-            new (self) ProcessGroup(without_gil([&] { return ProcessGroup(*made, options); }));
+            new (self)
+                Closable<ProcessGroup>(without_gil([&] { return std::make_shared<ProcessGroup>(*made, options); }));
           },
           nb::arg("group").none() = nb::none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
           "Creates the process group. Collective over `group`.")
-      .def_prop_ro("rank", &ProcessGroup::rank, "The rank of this process in the group, from 0 to size - 1.")
-      .def_prop_ro("size", &ProcessGroup::size, "The number of ranks.")
+      .def_prop_ro(
+          "rank", [](const ProcessGroup& self) { return self.rank(); },
+          "The rank of this process in the group, from 0 to size - 1.")
+      .def_prop_ro(
+          "size", [](const ProcessGroup& self) { return self.size(); }, "The number of ranks.")
       .def_prop_ro(
           "backend", [](const ProcessGroup& self) { return std::string(self.backend()); },
           "How elements are transferred: 'shared memory', 'messages', or 'shared memory, and messages between hosts'.")
-      .def("global_rank", &ProcessGroup::global_rank, nb::arg("rank"),
-           "Returns the global rank of a rank of this group. Local.")
-      .def("group_rank", &ProcessGroup::group_rank, nb::arg("global_rank"),
-           "Returns the rank in this group of a global rank, or None if it is not in this group. Local.")
+      .def(
+          "global_rank", [](const ProcessGroup& self, int rank) { return self.global_rank(rank); }, nb::arg("rank"),
+          "Returns the global rank of a rank of this group. Local.")
+      .def(
+          "group_rank", [](const ProcessGroup& self, int global_rank) { return self.group_rank(global_rank); },
+          nb::arg("global_rank"),
+          "Returns the rank in this group of a global rank, or None if it is not in this group. Local.")
       .def(
           "abort",
           [](ProcessGroup& self, const std::string& reason) {
@@ -447,7 +455,7 @@ Raises:
           return std::pair{argument_of<std::vector<int>>(ranks, "ranks"), options_of(timeout)};
         });
         auto part = without_gil([&] { return self.split(list, options); });
-        return part ? std::optional(std::move(*part)) : std::nullopt;
+        return part ? std::optional(Closable<ProcessGroup>(std::move(part))) : std::nullopt;
       },
       nb::arg("ranks"), nb::kw_only(), nb::arg("timeout") = nb::none(),
       "Returns a process group of the ranks of a list, in the order of the list, or None on a rank that is in no list. "
@@ -457,6 +465,13 @@ Raises:
   bind_collectives_in_place(group);
   bind_collectives_with_results(group);
   bind_messages(group);
+  def_closing<ProcessGroup>(group,
+                            R"(Leaves the group and releases its memory. Local; a second call does nothing.
+
+Later calls raise InvalidArgumentError here, and ranks that wait for this one raise PeerLostError. Close a group after
+its last call on all ranks, such as after a barrier(). Messages that have not been transferred are discarded. Results
+remain valid. `with` closes the group at the end of its block.)",
+                            "def __enter__(self) -> ProcessGroup");
 }
 
 }  // namespace muster::python

@@ -85,8 +85,23 @@ Config array_of(PyObject* object, const Place& place, int depth) {
   return items;
 }
 
-Config leaf_of(PyObject* object, const Place& place) {
+/// Converts an instance of a dataclass as a dict of its fields.
+Config object_of_fields(PyObject* object, const Place& place, int depth) {
   const nb::handle handle(object);
+  const nb::object fields = converted([&] { return nb::module_::import_("dataclasses").attr("fields")(handle); });
+  ConfigObject members;
+  for (const nb::handle field : nb::cast<nb::tuple>(fields)) {
+    const nb::object name = field.attr("name");
+    const nb::object value = converted([&] { return nb::object(handle.attr(name)); });
+    members.insert(text_of(name.ptr(), place), value_of(value.ptr(), {&place, name.ptr(), 0}, depth + 1));
+  }
+  return members;
+}
+
+Config leaf_of(PyObject* object, const Place& place, int depth) {
+  const nb::handle handle(object);
+  if (PyType_Check(object) == 0 && nb::hasattr(handle, "__dataclass_fields__") && !looks_like_tensor(object))
+    return object_of_fields(object, place, depth);
   const auto convert = [&]() -> std::optional<Config> {
     // A scalar of NumPy is a number, not a tensor.
     if (nb::hasattr(handle, "item") && !nb::hasattr(handle, "__dlpack_device__") && nb::hasattr(handle, "dtype")) {
@@ -109,7 +124,7 @@ Config leaf_of(PyObject* object, const Place& place) {
     place.refuse(error.what(), error.kind());
   }
   place.refuse(fmt::format(
-      "{} is not a value: it takes dict with str keys, list, tuple, str, int, float, bool, None and tensors",
+      "{} is not a value: it takes dict with str keys, dataclass, list, tuple, str, int, float, bool, None and tensors",
       nb::inst_name(object).c_str()));
 }
 
@@ -123,7 +138,7 @@ Config value_of(PyObject* object, const Place& place, int depth) {
   if (PyUnicode_Check(object) != 0) return text_of(object, place);
   if (PyDict_Check(object) != 0) return object_of_dict(object, place, depth);
   if (PyList_Check(object) != 0 || PyTuple_Check(object) != 0) return array_of(object, place, depth);
-  return leaf_of(object, place);
+  return leaf_of(object, place, depth);
 }
 
 }  // namespace

@@ -294,6 +294,9 @@ void bind_exports(nb::module_& module) {
            R"(Waits until the export has ended. Returns its report or raises its error, on all ranks. Call it once.
 
 Ctrl-C during the wait cancels the export on all ranks.)")
+      .def(
+          "__await__", [](nb::handle self) { return nb::module_::import_("muster._futures").attr("await_work")(self); },
+          nb::sig("def __await__(self) -> collections.abc.Generator[typing.Any, None, dict[str, typing.Any]]"))
       .def("cancel", &ExportWork::cancel, "Requests the end of the export on all ranks. Its output is deleted.");
   module.def("plan_export", [](const std::string& shards, const std::string& plan, const nb::dict& given) {
     const ExportOptions options = export_options_of(given);

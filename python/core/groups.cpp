@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "muster/error.hpp"
@@ -14,9 +15,16 @@
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
+#include "src/rendezvous/world.hpp"
 
 namespace muster::python {
 namespace {
+
+/// The Python objects of groups, so that one group has one object. The GIL protects it.
+std::unordered_map<const Group*, PyObject*>& objects_of_groups() {
+  static auto* objects = new std::unordered_map<const Group*, PyObject*>;  // used until the interpreter ends
+  return *objects;
+}
 
 using Seconds = std::optional<double>;
 
@@ -50,19 +58,46 @@ RankList list_of(const std::optional<std::vector<int>>& ranks) {
   return *ranks;
 }
 
+void forget_object_of(const Group* group) noexcept {
+  if (group != nullptr) objects_of_groups().erase(group);
+}
+
+nb::object object_of_group(const std::shared_ptr<Group>& group) {
+  if (!group) return nb::none();
+  auto& objects = objects_of_groups();
+  if (const auto found = objects.find(group.get()); found != objects.end()) return nb::borrow(found->second);
+  nb::object made = nb::cast(Closable<Group>(group));
+  objects.emplace(group.get(), made.ptr());
+  return made;
+}
+
+void leave_world(const Group& group) {
+  group::leave_world(group);
+}
+
+void refuse_closed(const char* name) {
+  throw Error(ErrorKind::invalid_argument,
+              fmt::format("{}: it was closed: use it before close(), or make a new one", name));
+}
+
 std::shared_ptr<Group> group_of(nb::handle group) {
   return nb::cast<std::shared_ptr<Group>>(nb::module_::import_("muster._groups").attr("_resolve")(group));
 }
 
 void bind_groups(nb::module_& module) {
-  nb::class_<Group>(module, "Group",
-                    R"(The ranks of a job, or some of them.
+  nb::class_<Closable<Group>> type(module, "Group",
+                                   R"(The ranks of a job, or some of them.
 
 One thread at a time uses a group. TimeoutError, PeerLostError and CancelledError abort it: every later call on every
 rank raises that first error. After any other error the group remains usable. `timeout` of a call: the longest wait
-without progress of the awaited ranks, in seconds. None: the default of the group.)")
-      .def_prop_ro("rank", &Group::rank, "The rank of this process in the group, from 0 to size - 1.")
-      .def_prop_ro("size", &Group::size, "The number of ranks.")
+without progress of the awaited ranks, in seconds. None: the default of the group.
+
+`with` closes the group at the end of its block.)");
+  type.def_prop_ro(
+          "rank", [](const Group& self) { return self.rank(); },
+          "The rank of this process in the group, from 0 to size - 1.")
+      .def_prop_ro(
+          "size", [](const Group& self) { return self.size(); }, "The number of ranks.")
       .def_prop_ro(
           "kind", [](const Group& self) { return std::string(self.kind()); },
           "The kind of the group, such as 'local', 'tcp' or 'single'.")
@@ -129,10 +164,22 @@ Raises:
     InvalidArgumentError: A list is invalid. All ranks raise it.
     RankMismatchError: Members of a list pass different lists. All ranks raise it.
     Error: As barrier().)")
-      .def("progress", &Group::progress, "Reports to waiting ranks that this rank is busy and not stuck. Local.")
-      .def("__repr__", [](const Group& self) {
-        return fmt::format("muster.Group({}, rank {} of {})", self.kind(), self.rank(), self.size());
+      .def(
+          "progress", [](Group& self) { self.progress(); },
+          "Reports to waiting ranks that this rank is busy and not stuck. Local.")
+      .def("__repr__", [](const Closable<Group>& self) -> std::string {
+        if (!self.object()) return "muster.Group(closed)";
+        const Group& group = *self.object();
+        return fmt::format("muster.Group({}, rank {} of {})", group.kind(), group.rank(), group.size());
       });
+  def_closing<Group>(type,
+                     R"(Leaves the group and releases its memory. Local; a second call does nothing.
+
+Later calls raise InvalidArgumentError here, and ranks that wait for this one raise PeerLostError. Close a group after
+its last call on all ranks, such as after a barrier(). It waits for gathers that run in the background. Process groups,
+queues and results made from the group remain valid. If the group is that of world(), the next call of world() forms a
+new one.)",
+                     "def __enter__(self) -> Group");
   module.def("world", [] { return without_gil([] { return world(); }); });
   module.def(
       "set_world", [](std::shared_ptr<Group> group) { without_gil([&] { set_world(std::move(group)); }); },

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import math
 
 import numpy as np
@@ -55,9 +56,27 @@ def test_tensors_at_leaves():
     assert np.shares_memory(got["weight"].numpy(), weight)
 
 
+@dataclasses.dataclass
+class Layer:
+    weight: object
+    name: str = "linear"
+    inner: "Layer | None" = None
+    _count: int = dataclasses.field(default=3, init=False)
+
+
+def test_dataclasses_come_back_as_dicts():
+    weight = np.ones(2, "f4")
+    back = through([Layer(1.5, inner=Layer(weight, "mlp"))])
+    inner = back[0].pop("inner")
+    assert back == [{"weight": 1.5, "name": "linear", "_count": 3}]
+    assert list(inner) == ["weight", "name", "inner", "_count"] and np.array_equal(inner["weight"].numpy(), weight)
+
+
 @pytest.mark.parametrize(
     "value,words",
     [
+        (Layer(1, inner=Layer({"a": 1j})), r"config\['inner'\]\['weight'\]\['a'\]: complex is not a value"),
+        (Layer, "type is not a value: it takes dict with str keys, dataclass"),
         ({"layers": [0, {"scale": 1j}]}, r"config\['layers'\]\[1\]\['scale'\]: complex is not a value"),
         ({"a": {3: 1}}, r"config\['a'\]: a key is int, not str"),
         ([2**64], r"config\[0\]: an int beyond 64 bits"),
