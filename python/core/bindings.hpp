@@ -28,6 +28,16 @@ namespace muster::python {
 
 namespace nb = nanobind;
 
+// Types of Python with the arguments that the stub needs.
+using Any = nb::typed<nb::object, nb::any>;
+using Dict = nb::typed<nb::dict, nb::str, nb::any>;
+using List = nb::typed<nb::list, nb::any>;
+using Function = nb::typed<nb::callable, nb::any(...)>;
+/// A tuple of int.
+using Ints = nb::typed<nb::tuple, int, nb::ellipsis>;
+/// A tuple of any objects.
+using Objects = nb::typed<nb::tuple, nb::any, nb::ellipsis>;
+
 void bind_collectives(nb::module_& module);
 void bind_errors(nb::module_& module);
 void bind_exports(nb::module_& module);

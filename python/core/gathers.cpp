@@ -59,7 +59,7 @@ std::string path_of(nb::handle path) {
 }
 
 /// Returns whether the option `name` is `second` and not `first`.
-bool is_second(const nb::dict& options, const char* name, std::string_view first, std::string_view second) {
+bool is_second(const Dict& options, const char* name, std::string_view first, std::string_view second) {
   const auto value = argument_of<std::string>(options[name], name);
   if (value != first && value != second)
     throw Error(ErrorKind::invalid_argument,
@@ -67,7 +67,7 @@ bool is_second(const nb::dict& options, const char* name, std::string_view first
   return value == second;
 }
 
-Asked asked(nb::handle ranks, const nb::dict& options, const std::stop_source* stop) {
+Asked asked(nb::handle ranks, const Dict& options, const std::stop_source* stop) {
   Asked asked{argument_of<Ranks>(ranks, "ranks"), {}};
   if (stop != nullptr) asked.options.stop = stop->get_token();
   if (is_second(options, "root_tensors", "borrow", "copy")) asked.options.root_tensors = RootTensors::copy;
@@ -87,7 +87,7 @@ Asked asked(nb::handle ranks, const nb::dict& options, const std::stop_source* s
   return asked;
 }
 
-nb::object report_of(const ExchangeResult& exchange) {
+Dict report_of(const ExchangeResult& exchange) {
   const ExchangeReport& report = exchange.report();
   nb::dict dict;
   dict["route"] = std::string(to_string(report.route));
@@ -146,8 +146,7 @@ nb::object python_of(Work<Result> work) {
 
 // The calls below run in the background if there is a `stop`.
 
-nb::object get_configs(nb::handle value, nb::handle ranks, Group& group, const nb::dict& options,
-                       const std::stop_source* stop) {
+Any get_configs(nb::handle value, nb::handle ranks, Group& group, const Dict& options, const std::stop_source* stop) {
   std::optional<Config> config;
   const Asked call = arguments_of(GatherKind::configs, group, stop, [&] {
     if (!value.is_none()) config = config_of(value);
@@ -160,8 +159,7 @@ nb::object get_configs(nb::handle value, nb::handle ranks, Group& group, const n
       without_gil([&] { return get_configs_parallel(config ? &*config : nullptr, list, group, call.options); }));
 }
 
-nb::object get_tensors(nb::handle value, nb::handle ranks, Group& group, const nb::dict& options,
-                       const std::stop_source* stop) {
+Any get_tensors(nb::handle value, nb::handle ranks, Group& group, const Dict& options, const std::stop_source* stop) {
   Tensor tensor;
   const Asked call = arguments_of(GatherKind::tensors, group, stop, [&] {
     tensor = tensor_of(value);
@@ -189,8 +187,8 @@ Merge merge_of(nb::handle given) {
   throw Error(ErrorKind::invalid_argument, fmt::format("merge: unknown merge '{}'", name));
 }
 
-nb::object merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Group& group, const nb::dict& options,
-                        const std::stop_source* stop) {
+Any merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Group& group, const Dict& options,
+                 const std::stop_source* stop) {
   Tensor tensor;
   Merge kind;
   const Asked call = arguments_of(GatherKind::merge, group, stop, [&] {
@@ -233,8 +231,8 @@ nb::object object_of_part(const LayerPart& part) {
 
 /// `source()` returns a tuple of one config, or None at the end; `consume(...)` receives a part. Both run on this
 /// thread.
-nb::object stream(nb::callable source, nb::handle ranks, Group& group, nb::callable consume, const nb::dict& options,
-                  const std::stop_source& stop) {
+Any stream(Function source, nb::handle ranks, Group& group, Function consume, const Dict& options,
+           const std::stop_source& stop) {
   StreamOptions given;
   const Ranks list = arguments_of(GatherKind::stream, group, nullptr, [&] {
     given.memory_budget = bytes_of(options["memory_budget"]);
@@ -278,7 +276,7 @@ void bind_gathers(nb::module_& module) {
         const auto longest = *timeout_of(timeout);
         return without_gil([&] { return self.wait_released(longest); });
       });
-  nb::class_<GatherWork>(module, "GatherWork").def("get", [](const GatherWork& self) { return self.get(); });
+  nb::class_<GatherWork>(module, "GatherWork").def("get", [](const GatherWork& self) -> Any { return self.get(); });
   module.def("get_configs", get_configs, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("get_tensors", get_tensors, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("merge_tensor", merge_tensor, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),

@@ -28,11 +28,11 @@ std::unordered_map<const Group*, PyObject*>& objects_of_groups() {
 
 using Seconds = std::optional<double>;
 
-WaitOptions options_of(const Given<Seconds>& timeout) {
+WaitOptions options_of(nb::handle timeout) {
   return {.timeout = timeout_of(argument_of<Seconds>(timeout, "timeout"))};
 }
 
-nb::object info_of(const Group& group, int rank) {
+Dict info_of(const Group& group, int rank) {
   const RankInfo& info = group.info(rank);
   nb::dict dict;
   dict["global_rank"] = info.global_rank;
@@ -112,7 +112,7 @@ Raises:
     InvalidArgumentError: The group has no such rank.)")
       .def(
           "barrier",
-          [](Group& self, const Given<Seconds>& timeout) {
+          [](Group& self, nb::handle timeout) {
             std::optional<Error> refused;
             WaitOptions options;
             try {
@@ -124,7 +124,7 @@ Raises:
             without_gil([&] { self.barrier(options); });
             if (refused) throw Error(*refused);
           },
-          nb::arg("timeout") = nb::none(),
+          nb::arg("timeout").none() = nb::none(), nb::sig("def barrier(self, timeout: float | None = None) -> None"),
           R"(Waits until all ranks have entered the barrier. Collective.
 
 Raises:
@@ -133,25 +133,27 @@ Raises:
     CancelledError: The wait was interrupted on a rank.)")
       .def(
           "duplicate",
-          [](Group& self, const Given<Seconds>& timeout) {
+          [](Group& self, nb::handle timeout) {
             const WaitOptions options = made_for(self, [&] { return options_of(timeout); });
             return without_gil([&] { return self.duplicate(options); });
           },
-          nb::arg("timeout") = nb::none(),
+          nb::arg("timeout").none() = nb::none(), nb::sig("def duplicate(self, timeout: float | None = None) -> Group"),
           R"(Returns a group of the same ranks, with separate rounds and failures. Collective.
 
 Raises:
     Error: As barrier().)")
       .def(
           "split",
-          [](Group& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
+          [](Group& self, nb::handle ranks, nb::handle timeout) {
             const auto [list, options] = made_for(self, [&] {
               return std::pair{argument_of<std::vector<int>>(ranks, "ranks"), options_of(timeout)};
             });
             auto part = without_gil([&] { return self.split(list, options); });
             return part ? std::optional(std::move(part)) : std::nullopt;
           },
-          nb::arg("ranks"), nb::arg("timeout") = nb::none(),
+          nb::arg("ranks").none(), nb::arg("timeout").none() = nb::none(),
+          nb::sig(
+              "def split(self, ranks: collections.abc.Iterable[int], timeout: float | None = None) -> Group | None"),
           R"(Returns a group of the ranks of a list, in the order of the list. Collective.
 
 Args:

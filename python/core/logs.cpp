@@ -43,7 +43,7 @@ class LogQueue {
   }
 
   /// Waits for messages, and returns (level, message) of each. Returns none after close().
-  nb::list take() {
+  nb::typed<nb::list, nb::typed<nb::tuple, nb::str, nb::str>> take() {
     const auto taken = without_gil([messages = messages_] {
       std::unique_lock lock(messages->mutex);
       messages->changed.wait(lock, [&] { return messages->is_closed || !messages->waiting.empty(); });

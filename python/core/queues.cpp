@@ -67,9 +67,8 @@ Raises:
     CancelledError: The wait was interrupted.)");
   type.def(
           "__init__",
-          [](Closable<MessageQueue>* self, nb::handle group, const Given<int>& writer,
-             const Given<std::optional<int>>& reader, nb::handle capacity, const Given<std::string>& dead_reader,
-             const Given<std::string>& external_writer, const Given<Seconds>& timeout) {
+          [](Closable<MessageQueue>* self, nb::handle group, nb::handle writer, nb::handle reader, nb::handle capacity,
+             nb::handle dead_reader, nb::handle external_writer, nb::handle timeout) {
             const auto made = group_of(group);
             const QueueOptions options = made_for(*made, [&] {
               QueueOptions given = options_of(capacity, dead_reader, timeout);
@@ -81,9 +80,14 @@ Raises:
             new (self)
                 Closable<MessageQueue>(without_gil([&] { return std::make_shared<MessageQueue>(*made, options); }));
           },
-          nb::arg("group").none() = nb::none(), nb::arg("writer") = 0, nb::kw_only(), nb::arg("reader") = nb::none(),
-          nb::arg("capacity").none() = nb::none(), nb::arg("dead_reader") = "fail", nb::arg("external_writer") = "",
-          nb::arg("timeout") = nb::none())
+          nb::arg("group").none() = nb::none(), nb::arg("writer").none() = 0, nb::kw_only(),
+          nb::arg("reader").none() = nb::none(), nb::arg("capacity").none() = nb::none(),
+          nb::arg("dead_reader").none() = "fail", nb::arg("external_writer").none() = "",
+          nb::arg("timeout").none() = nb::none(),
+          nb::sig(
+              "def __init__(self, group: typing.Any = None, writer: int = 0, *, reader: int | None = None, capacity: "
+              "int | str | None = None, dead_reader: typing.Literal['fail', 'drop'] = 'fail', external_writer: str = "
+              "'', timeout: float | None = None) -> None"))
       .def_static(
           "attach_writer",
           [](const std::string& handle, nb::handle capacity, nb::handle dead_reader, nb::handle timeout) {
@@ -94,6 +98,8 @@ Raises:
           },
           nb::arg("handle"), nb::kw_only(), nb::arg("capacity").none() = nb::none(), nb::arg("dead_reader") = "fail",
           nb::arg("timeout") = nb::none(),
+          nb::sig("def attach_writer(handle: str, *, capacity: int | str | None = None, dead_reader: "
+                  "typing.Literal['fail', 'drop'] = 'fail', timeout: float | None = None) -> MessageQueue"),
           R"(Returns the writing end of a queue, in a process that is not a rank. The options and the errors are those of
 the ranks.
 
@@ -138,7 +144,7 @@ Raises:
           "Writes a config, which each reader receives by get_config(). Otherwise as put().")
       .def(
           "get_config",
-          [](MessageQueue& self, Seconds timeout) {
+          [](MessageQueue& self, Seconds timeout) -> Any {
             return object_of(without_gil([&] { return self.get_config({.timeout = timeout_of(timeout)}); }));
           },
           nb::kw_only(), nb::arg("timeout") = nb::none(),

@@ -23,7 +23,7 @@ nb::object helper(const char* name) {
   return nb::module_::import_("muster._arrays").attr(name);
 }
 
-nb::tuple tuple_of(const std::vector<std::int64_t>& numbers) {
+Ints tuple_of(const std::vector<std::int64_t>& numbers) {
   nb::list list;
   for (const std::int64_t number : numbers) list.append(number);
   return nb::tuple(list);
@@ -172,8 +172,10 @@ BF16 and FP8 require ml_dtypes, unless `dtype` is given. Packed dtypes become on
 Args:
     dtype: The dtype of the array. If it is another one than that of the tensor, the array is a copy with the values
         converted, one item per element.)")
-      .def("item", item_of, "Returns the element of a tensor of one element, as an int, a float, a bool or a complex.")
-      .def("tolist", list_of_elements, "Returns the elements as nested lists, or the element of a scalar.")
+      .def("item", item_of, nb::sig("def item(self) -> typing.Any"),
+           "Returns the element of a tensor of one element, as an int, a float, a bool or a complex.")
+      .def("tolist", list_of_elements, nb::sig("def tolist(self) -> typing.Any"),
+           "Returns the elements as nested lists, or the element of a scalar.")
       .def(
           "__array__",
           [](nb::handle self, nb::handle dtype, nb::handle copy) { return helper("to_array")(self, dtype, copy); },
@@ -195,7 +197,9 @@ Raises:
              std::optional<bool> copy) { return to_dlpack(self, max_version, dl_device, copy); },
           nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("max_version") = nb::none(),
           nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none())
-      .def("__dlpack_device__", [](const Tensor&) { return nb::make_tuple(dlpack::on_host, 0); })
+      .def(
+          "__dlpack_device__", [](const Tensor&) { return nb::make_tuple(dlpack::on_host, 0); },
+          nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
       .def(
           "__bool__",
           [](const Tensor& self) {

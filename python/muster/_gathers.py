@@ -42,7 +42,7 @@ class GatherResult(typing.Generic[_T]):
     destroyed.
     """
 
-    def __init__(self, call, value, ranks, group, options):
+    def __init__(self, call: typing.Any, value: typing.Any, ranks: typing.Any, group: typing.Any, options: dict[str, typing.Any]):
         self._call = call
         self._arguments = (value, ranks, group, options)
         self._exchange = None
@@ -189,7 +189,7 @@ class _MergeCall:
         return got[1]
 
 
-def _options(**given):
+def _options(**given: typing.Any) -> dict[str, typing.Any]:
     """Returns the options of a call of the extension. The names are those of the parameters."""
     return {"writable": False, "into": None, "keep_files": False, "zstd_level": None, **given}
 
@@ -352,36 +352,34 @@ def _merge_call(
     return _MergeCall(tensor, merge, ranks, group, options)
 
 
-def _named(call: typing.Callable[_P, _T], like: typing.Callable[..., typing.Any], name: str, words: str) -> typing.Callable[_P, _T]:
-    """Returns `call` with the signature of another function, and with a name and a docstring."""
-    functools.update_wrapper(call, like)
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = words
+def _like(begin: typing.Callable[..., typing.Any], described: typing.Callable[[], None], call: typing.Callable[_P, _T]) -> typing.Callable[_P, _T]:
+    """Returns `call` with the signature of `begin`, and with the name and the docstring of `described`."""
+    functools.update_wrapper(call, begin)
+    call.__name__, call.__qualname__, call.__doc__ = described.__name__, described.__qualname__, described.__doc__
     return checks_names(call)
 
 
-def _blocking(begin: typing.Callable[_P, _MergeCall], name: str, words: str) -> typing.Callable[_P, Tensor | None]:
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> Tensor | None:
-        merge = begin(*args, **kwargs)
-        return merge._finish(merge._begin(None))
+def _blocking(begin: typing.Callable[_P, _Startable[_R_co]]) -> typing.Callable[[typing.Callable[[], None]], typing.Callable[_P, _R_co]]:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R_co:
+        made = begin(*args, **kwargs)
+        return made._finish(made._begin(None))
 
-    return _named(call, begin, name, words)
+    return lambda described: _like(begin, described, call)
 
 
-def _in_background(begin: typing.Callable[_P, _Startable[_R_co]], name: str, words: str) -> typing.Callable[_P, Future[_R_co]]:
+def _in_background(begin: typing.Callable[_P, _Startable[_R_co]]) -> typing.Callable[[typing.Callable[[], None]], typing.Callable[_P, Future[_R_co]]]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> Future[_R_co]:
         from ._futures import Future
 
-        gather = begin(*args, **kwargs)
+        made = begin(*args, **kwargs)
         stop = _core.StopSource()
-        return Future(gather._begin(stop).get, gather._finish, stop)
+        return Future(made._begin(stop).get, made._finish, stop)
 
-    return _named(call, begin, name, words)
+    return lambda described: _like(begin, described, call)
 
 
-merge_tensor_parallel = _blocking(
-    _merge_call,
-    "merge_tensor_parallel",
+@_blocking(_merge_call)
+def merge_tensor_parallel() -> None:
     """Merges the tensors of all ranks of a list into one tensor on its first rank, the root.
 
     Collective. Each rank writes its part directly into the result. The other arguments and the errors are those of
@@ -395,13 +393,12 @@ merge_tensor_parallel = _blocking(
 
     Returns:
         The result on the root, read-only and valid as long as it is held. None on the other ranks.
-    """,
-)
+    """
 
-get_configs_async = _in_background(
-    get_configs_parallel,
-    "get_configs_async",
-    """Starts get_configs_parallel(), and returns a Future whose result is its result.
+
+@_in_background(get_configs_parallel)
+def get_configs_async() -> None:
+    """Starts get_configs_parallel(), and returns a Future of its result.
 
     The result may be used without `with`; release() or the end of its `with` block releases it. Collective: all ranks
     start the same calls in the same order. The calls of a group run one after the other on a thread of the library,
@@ -410,22 +407,17 @@ get_configs_async = _in_background(
     Raises:
         InvalidArgumentError: An argument is invalid. The futures of the other ranks raise it.
         Error: The first such call of a group duplicates it, and raises the errors of duplicate().
-    """,
-)
-get_tensors_async = _in_background(
-    get_tensors_parallel,
-    "get_tensors_async",
-    """Starts get_tensors_parallel(), and returns a Future whose result is its result. The rules are those of
-    get_configs_async().
-    """,
-)
-merge_tensor_async = _in_background(
-    _merge_call,
-    "merge_tensor_async",
-    """Starts merge_tensor_parallel(), and returns a Future whose result is its result. The rules are those of
-    get_configs_async().
-    """,
-)
+    """
+
+
+@_in_background(get_tensors_parallel)
+def get_tensors_async() -> None:
+    """Starts get_tensors_parallel(), and returns a Future of its result. The rules are those of get_configs_async()."""
+
+
+@_in_background(_merge_call)
+def merge_tensor_async() -> None:
+    """Starts merge_tensor_parallel(), and returns a Future of its result. The rules are those of get_configs_async()."""
 
 
 def as_tensor(object: TensorLike, dtype: DTypeLike | None = None, shape: typing.Iterable[int] | None = None) -> Tensor:
