@@ -52,6 +52,9 @@ void bind_traces(nb::module_& module);
 
 enum class Trace { told, left_out };
 
+/// Whether a call takes tensors on GPUs.
+enum class Devices : std::uint8_t { refused, accepted };
+
 /// Converts a Python exception to an Error: the original failure if it is one of muster.errors, else one of the kind
 /// `otherwise` with the name of its class in front of its message. The last lines of its traceback follow.
 Error error_of(nb::python_error& raised, ErrorKind otherwise, Trace trace = Trace::told);
@@ -77,11 +80,12 @@ std::shared_ptr<const void> owner_of(nb::object object);
 
 /// Converts an object to a tensor, which keeps the object alive: a muster.Tensor, or an object with the buffer
 /// protocol, __dlpack__ or __array_interface__. Throws Error(invalid_argument) with `path` in front of the message.
-Tensor tensor_of(nb::handle object);
+/// Objects on GPUs need Devices::accepted; a muster.Tensor may be on a GPU in any case.
+Tensor tensor_of(nb::handle object, Devices devices = Devices::refused);
 
 /// Converts a Python object to a config. Throws Error(invalid_argument) that names the position of an invalid value:
 /// `config["scale"]: ...`.
-Config config_of(nb::handle object);
+Config config_of(nb::handle object, Devices devices = Devices::refused);
 /// Converts a config to dict, list, str, int, float, bool, None and muster.Tensor.
 nb::object object_of(const Config& config);
 

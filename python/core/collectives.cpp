@@ -110,10 +110,10 @@ auto value_or_0(const char* name) {
   return Parameter{named(name) = 0, "int = 0", [name](nb::handle given) { return argument_of<Value>(given, name); }};
 }
 auto tensor(const char* name) {
-  return Parameter{named(name), "muster._typing.TensorLike", tensor_of};
+  return Parameter{named(name), "muster._typing.TensorLike", [](nb::handle given) { return tensor_of(given); }};
 }
 auto config() {
-  return Parameter{named("config"), "typing.Any", config_of};
+  return Parameter{named("config"), "typing.Any", [](nb::handle given) { return config_of(given); }};
 }
 auto reduction() {
   return Parameter{named("op") = "sum", "muster._typing.ReduceOpLike = 'sum'", op_of};

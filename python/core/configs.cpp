@@ -18,6 +18,7 @@ struct Place {
   const Place* above = nullptr;
   PyObject* key = nullptr;  // null for an item of a list
   Py_ssize_t index = 0;
+  Devices devices = above == nullptr ? Devices::refused : above->devices;
 
   [[nodiscard]] std::string text() const {
     if (above == nullptr) return "config";
@@ -55,7 +56,8 @@ Config integer_of(PyObject* object, const Place& place) {
 
 bool looks_like_tensor(PyObject* object) {
   return nb::isinstance<Tensor>(nb::handle(object)) || PyObject_CheckBuffer(object) != 0 ||
-         nb::hasattr(object, "__dlpack__") || nb::hasattr(object, "__array_interface__");
+         nb::hasattr(object, "__dlpack__") || nb::hasattr(object, "__array_interface__") ||
+         nb::hasattr(object, "__cuda_array_interface__");
 }
 
 Config value_of(PyObject* object, const Place& place, int depth);
@@ -115,7 +117,7 @@ Config leaf_of(PyObject* object, const Place& place, int depth) {
       throw Error(ErrorKind::invalid_argument,
                   "bytes is not a value of a config: pass a str (.decode()), or a tensor of its bytes "
                   "(muster.as_tensor(value))");
-    if (looks_like_tensor(object)) return tensor_of(handle);
+    if (looks_like_tensor(object)) return tensor_of(handle, place.devices);
     return std::nullopt;
   };
   try {
@@ -147,8 +149,8 @@ nb::object text_object(const std::string& text) {
   return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape"));
 }
 
-Config config_of(nb::handle object) {
-  return value_of(object.ptr(), {}, 0);
+Config config_of(nb::handle object, Devices devices) {
+  return value_of(object.ptr(), {.devices = devices}, 0);
 }
 
 nb::object object_of(const Config& config) {

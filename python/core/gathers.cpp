@@ -149,7 +149,7 @@ nb::object python_of(Work<Result> work) {
 Any get_configs(nb::handle value, nb::handle ranks, Group& group, const Dict& options, const std::stop_source* stop) {
   std::optional<Config> config;
   const Asked call = arguments_of(GatherKind::configs, group, stop, [&] {
-    if (!value.is_none()) config = config_of(value);
+    if (!value.is_none()) config = config_of(value, Devices::accepted);
     return asked(ranks, options, stop);
   });
   const RankList list = list_of(call.ranks);
@@ -162,7 +162,7 @@ Any get_configs(nb::handle value, nb::handle ranks, Group& group, const Dict& op
 Any get_tensors(nb::handle value, nb::handle ranks, Group& group, const Dict& options, const std::stop_source* stop) {
   Tensor tensor;
   const Asked call = arguments_of(GatherKind::tensors, group, stop, [&] {
-    tensor = tensor_of(value);
+    tensor = tensor_of(value, Devices::accepted);
     return asked(ranks, options, stop);
   });
   const RankList list = list_of(call.ranks);
@@ -192,7 +192,7 @@ Any merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Group& gr
   Tensor tensor;
   Merge kind;
   const Asked call = arguments_of(GatherKind::merge, group, stop, [&] {
-    tensor = tensor_of(value);
+    tensor = tensor_of(value, Devices::accepted);
     kind = merge_of(merge);
     return asked(ranks, options, stop);
   });
@@ -229,7 +229,7 @@ nb::object object_of_part(const LayerPart& part) {
   return nb::make_tuple(part.layer, part.part, part.num_parts, nb::cast(part.ranks), configs, slices, tensors);
 }
 
-/// `source()` returns a tuple of one config, or None at the end; `consume(...)` receives a part. Both run on this
+/// `source()` returns a tuple of one _core.Config, or None at the end; `consume(...)` receives a part. Both run on this
 /// thread.
 Any stream(Function source, nb::handle ranks, Group& group, Function consume, const Dict& options,
            const std::stop_source& stop) {
@@ -249,7 +249,7 @@ Any stream(Function source, nb::handle ranks, Group& group, Function consume, co
     return call_python([&]() -> std::optional<Config> {
       const nb::object layer = source();
       if (layer.is_none()) return std::nullopt;
-      return config_of(layer[0]);
+      return nb::cast<Config>(layer[0]);
     });
   };
   const auto take = [&](LayerPart& part) { call_python([&] { consume(object_of_part(part)); }); };
@@ -281,6 +281,10 @@ void bind_gathers(nb::module_& module) {
   module.def("get_tensors", get_tensors, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("merge_tensor", merge_tensor, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
              nb::arg().none());
+  nb::class_<Config>(module, "Config")
+      .def(
+          "__init__", [](Config* self, nb::handle value) { new (self) Config(config_of(value, Devices::accepted)); },
+          nb::arg().none());
   nb::class_<std::stop_source>(module, "StopSource").def(nb::init<>()).def("request_stop", [](std::stop_source& self) {
     self.request_stop();
   });

@@ -12,6 +12,7 @@
 #include "muster/shared_arena.hpp"
 #include "python/core/arrays.hpp"
 #include "python/core/bindings.hpp"
+#include "python/core/devices.hpp"
 #include "python/core/dlpack.hpp"
 #include "python/core/elements.hpp"
 #include "python/core/waiting.hpp"
@@ -103,21 +104,22 @@ std::uint64_t bytes_of(nb::handle size) {
       [&] { return nb::cast<std::uint64_t>(nb::module_::import_("muster._units").attr("bytes_of")(size)); });
 }
 
-Tensor tensor_of(nb::handle object) {
+Tensor tensor_of(nb::handle object, Devices devices) {
   if (nb::isinstance<Tensor>(object)) return nb::cast<Tensor>(object);
   if (auto tensor = tensor_from_exchange(object)) return *std::move(tensor);
   // Subclasses of torch.Tensor (Parameter) may be defined in other modules, but have its attributes.
   if (is_of(object, "torch") || nb::hasattr(object, "requires_grad"))
-    return nb::cast<Tensor>(helper("from_torch")(object));
+    return nb::cast<Tensor>(helper("from_torch")(object, devices == Devices::accepted));
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     if (is_of(object, "numpy")) return nb::cast<Tensor>(helper("from_numpy")(object));
     return tensor_from_buffer(object);
   }
-  if (nb::hasattr(object, "__dlpack__")) {
-    check_on_host(object);
-    return tensor_from_dlpack(object);
-  }
+  if (nb::hasattr(object, "__dlpack__")) return tensor_from_dlpack(object, devices);
   if (nb::hasattr(object, "__array_interface__")) return tensor_from_array_interface(object);
+  if (nb::hasattr(object, "__cuda_array_interface__")) {
+    if (devices == Devices::accepted) return tensor_from_cuda_array_interface(object);
+    throw Error(ErrorKind::invalid_argument, "the tensor is on a GPU: copy it to the host first");
+  }
   throw Error(ErrorKind::invalid_argument,
               fmt::format("{} is not a tensor: it supports neither DLPack nor the buffer protocol",
                           nb::type_name(object.type()).c_str()));
@@ -142,6 +144,17 @@ and tensors of files are read-only.)")
       .def_prop_ro(
           "size", [](const Tensor& self) { return self.view().element_count(); }, "The number of elements.")
       .def_prop_ro("nbytes", &Tensor::nbytes, "The size of a contiguous copy in bytes.")
+      .def_prop_ro(
+          "device", [](const Tensor& self) { return to_string(self.device()); },
+          "The location of the elements: 'host', or the GPU, such as 'cuda:0'.")
+      .def(
+          "copy_to_host",
+          [](const Tensor& self) {
+            if (self.device().is_host()) return copied(self);
+            const cuda::Functions& functions = cuda_functions();
+            return without_gil([&] { return functions.copy_to_host(self); });
+          },
+          "Returns a contiguous writable copy on the host, of a tensor on the host or on a GPU.")
       .def_prop_ro("is_writable", &Tensor::is_writable, "Whether the elements may be changed.")
       .def_prop_ro(
           "is_contiguous", [](const Tensor& self) { return self.view().is_contiguous(); },
@@ -193,12 +206,18 @@ Raises:
     BufferError: `copy` is False, and the tensor is read-only.)")
       .def(
           "__dlpack__",
-          [](const Tensor& self, const nb::object&, const nb::object& max_version, const nb::object& dl_device,
-             std::optional<bool> copy) { return to_dlpack(self, max_version, dl_device, copy); },
+          [](const Tensor& self, nb::handle stream, const nb::object& max_version, const nb::object& dl_device,
+             std::optional<bool> copy) { return to_dlpack(self, stream, max_version, dl_device, copy); },
           nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("max_version") = nb::none(),
           nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none())
+      .def_prop_ro("__cuda_array_interface__", to_cuda_array_interface,
+                   nb::sig("def __cuda_array_interface__(self) -> dict[str, typing.Any]"))
       .def(
-          "__dlpack_device__", [](const Tensor&) { return nb::make_tuple(dlpack::on_host, 0); },
+          "__dlpack_device__",
+          [](const Tensor& self) {
+            return self.device().is_host() ? nb::make_tuple(dlpack::on_host, 0)
+                                           : nb::make_tuple(dlpack::on_cuda, self.device().index);
+          },
           nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
       .def(
           "__bool__",
@@ -236,7 +255,8 @@ A part of a packed dtype must consist of whole bytes in one piece.)")
              return self.shape().front();
            })
       .def("__repr__", [](const Tensor& self) {
-        return fmt::format("muster.Tensor({}{})", to_string(TensorSpec{self.dtype(), self.shape()}),
+        return fmt::format("muster.Tensor({}{}{})", to_string(TensorSpec{self.dtype(), self.shape()}),
+                           self.device().is_host() ? "" : ", " + to_string(self.device()),
                            self.is_writable() ? "" : ", read-only");
       });
   module.def("bitwise_equal", [](nb::handle a, nb::handle b) {
@@ -247,14 +267,14 @@ A part of a packed dtype must consist of whole bytes in one piece.)")
   module.def(
       "as_tensor",
       [](nb::handle object, nb::handle dtype, std::optional<Shape> shape) {
-        Tensor tensor = tensor_of(object);
+        Tensor tensor = tensor_of(object, Devices::accepted);
         if (dtype.is_none() && !shape) return tensor;
         return seen_as(tensor, dtype.is_none() ? tensor.dtype() : dtype_of(dtype), std::move(shape));
       },
       nb::arg("object").none(), nb::arg("dtype").none() = nb::none(), nb::arg("shape") = nb::none());
   module.def("widened", widened);
   module.def("from_buffer", [](nb::handle object) { return tensor_from_buffer(object); });
-  module.def("from_dlpack", [](nb::handle object) { return tensor_from_dlpack(object); });
+  module.def("from_dlpack", [](nb::handle object) { return tensor_from_dlpack(object, Devices::accepted); });
   module.def(
       "empty",
       [](nb::handle dtype, Shape shape) {

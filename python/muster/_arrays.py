@@ -37,9 +37,9 @@ def from_numpy(array):
     return _core.from_buffer(array)
 
 
-def from_torch(tensor):
+def from_torch(tensor, takes_devices=False):
     tensor = tensor.detach()
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" and not (takes_devices and tensor.device.type == "cuda"):
         raise errors.InvalidArgumentError(f"the tensor is on {tensor.device}: copy it to the host first (.cpu())")
     name = str(tensor.dtype).removeprefix("torch.")
     if name in _OF_BYTES:
@@ -89,6 +89,8 @@ def dtype_name(dtype):
 def to_numpy(tensor, dtype=None):
     import numpy
 
+    if tensor.device != "host":
+        raise errors.InvalidArgumentError(f"numpy: {tensor!r} is on a GPU: use copy_to_host() first")
     if dtype is not None and (tensor.dtype in PACKED or dtype_name(dtype) != tensor.dtype):
         is_small = tensor.dtype in PACKED or tensor.dtype in _ML_DTYPES
         array = numpy.asarray(memoryview(_core.widened(tensor) if is_small else tensor))
@@ -148,6 +150,12 @@ def restored(dtype, shape, data):
 def to_torch(tensor, copy=None):
     import torch
 
+    if tensor.device != "host":
+        # With the stream protocol, and in the same memory: results on GPUs belong to this process.
+        name = _BYTES.get(tensor.dtype)
+        made = torch.from_dlpack(tensor.view("U8") if name else tensor)
+        made = made.view(getattr(torch, name)) if name else made
+        return made.clone() if copy else made
     if copy is False and not tensor.is_writable:
         raise BufferError("the tensor is read-only, which PyTorch ignores: allow a copy")
     if copy or not tensor.is_writable:

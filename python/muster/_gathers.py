@@ -290,8 +290,8 @@ def get_tensors_parallel(
     get_configs_parallel().
 
     Args:
-        tensor: A muster.Tensor, a torch.Tensor, a NumPy array, or any object with DLPack, a buffer or
-            `__array_interface__`, in host memory.
+        tensor: A muster.Tensor, a torch.Tensor, a NumPy array, or any object with DLPack, a buffer,
+            `__array_interface__` or `__cuda_array_interface__`.
         into: On the root, writable contiguous tensors, one per rank of the list, that receive the results, the root's
             own included. They are then the result, and the memory of the senders is released when the `with` block
             begins.
@@ -424,13 +424,14 @@ def as_tensor(object: TensorLike, dtype: DTypeLike | None = None, shape: typing.
     """Returns a muster.Tensor of the memory of an object, without a copy. The tensor keeps the object alive.
 
     Args:
-        object: A muster.Tensor, or an object with DLPack, a buffer or `__array_interface__`.
+        object: A muster.Tensor, or an object with DLPack, a buffer, `__array_interface__` or `__cuda_array_interface__`.
         dtype: If given, the bytes are interpreted as this dtype: `as_tensor(bytes_of_fp8, "F8_E4M3")`.
         shape: If given, the bytes are interpreted with this shape. It counts elements, also for packed dtypes ("F4",
             "U4", "I4", "F6_E2M3", "F6_E3M2"), whose elements share bytes.
 
     Raises:
-        InvalidArgumentError: The object is not a tensor, is on a GPU, or does not have that number of bytes.
+        InvalidArgumentError: The object is not a tensor, or does not have that number of bytes.
+        UnsupportedError: The object is on a GPU, and libmuster-cuda is not installed.
     """
     return _core.as_tensor(object, dtype, None if shape is None else list(shape))
 

@@ -192,7 +192,8 @@ def gather_each(
                 try:
                     if source is None:
                         source = _iterator_of(layers)
-                    answer, own = (next(source),), None
+                    # On this thread, because a producer of tensors on GPUs orders the stream of the calling thread.
+                    answer, own = (_core.Config(next(source)),), None
                 except StopIteration:
                     answer = None
                 except Exception as error:

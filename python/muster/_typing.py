@@ -21,8 +21,15 @@ class SupportsArrayInterface(typing.Protocol):
     def __array_interface__(self) -> typing.Any: ...
 
 
-#: A tensor argument of any call: DLPack, `__array_interface__`, or the buffer protocol.
-TensorLike = typing.Union[SupportsDLPack, SupportsArrayInterface, bytes, bytearray, memoryview]
+class SupportsCudaArrayInterface(typing.Protocol):
+    """An object that describes its memory on a GPU by `__cuda_array_interface__`."""
+
+    @property
+    def __cuda_array_interface__(self) -> typing.Any: ...
+
+
+#: A tensor argument of any call: DLPack, an array interface, or the buffer protocol.
+TensorLike = typing.Union[SupportsDLPack, SupportsArrayInterface, SupportsCudaArrayInterface, bytes, bytearray, memoryview]
 
 #: A dtype: a name ("F32", "float32", "BF16"), or a dtype of NumPy, ml_dtypes or PyTorch.
 DTypeLike = typing.Any

@@ -12,10 +12,10 @@ GROUP = muster.single_group()
 
 
 class OnDevice:
-    """A tensor of a GPU. Its device must be read before its memory."""
+    """A tensor in managed memory of a GPU. Its device must be read before its memory."""
 
     def __dlpack_device__(self):
-        return (2, 0)
+        return (13, 0)
 
     def __dlpack__(self, **_):
         raise AssertionError("it was asked for")
@@ -84,7 +84,7 @@ def test_dataclasses_come_back_as_dicts():
         ({"s": "\ud800"}, r"config\['s'\]: the str is not valid Unicode"),
         ({"set": {1}}, "set is not a value"),
         ([np.array(["x"])], r"config\[0\]: there is no dtype"),
-        ({"layers": [{"scale": OnDevice()}]}, r"config\['layers'\]\[0\]\['scale'\]: DLPack: the tensor is on a device \(type 2\): copy it"),
+        ({"layers": [{"scale": OnDevice()}]}, r"config\['layers'\]\[0\]\['scale'\]: DLPack: the tensor is on a device \(type 13\): copy it"),
         ({"a": [Raises("torn \ud800")]}, r"config\['a'\]\[0\]: LookupError: torn \\ud800 \| File \".*test_configs.py\", line \d+, in __dlpack__ \| raise"),
         ({"a": type("Other", (), {"__array_interface__": 3})()}, r"config\['a'\]: an argument does not have the expected type"),
         ({"key": b"abc"}, r"config\['key'\]: bytes is not a value of a config: pass a str"),

@@ -42,15 +42,15 @@ class OnlyInterface:
 
 
 class TorchOnDevice:
-    """The attributes of a PyTorch tensor on a device."""
+    """The attributes of a PyTorch tensor on a device of another vendor."""
 
     requires_grad = False
 
     class device:
-        type = "cuda"
+        type = "xpu"
 
         def __str__(self):
-            return "cuda:0"
+            return "xpu:0"
 
     device = device()
 
@@ -411,7 +411,7 @@ def test_other_objects_are_refused():
         (np.array(["a"]), "no dtype"),
         (np.zeros(2, ">f4"), "order"),
         (np.zeros(2, "f2,f4"), "no dtype"),
-        (TorchOnDevice(), "the tensor is on cuda:0: copy it to the host"),
+        (TorchOnDevice(), "the tensor is on xpu:0: copy it to the host"),
     ):
         with pytest.raises(muster.InvalidArgumentError, match=words):
             muster.as_tensor(value)
