@@ -10,7 +10,7 @@ namespace muster::python {
 /// format has no dtype, nb::python_error if the object refuses.
 Tensor tensor_from_buffer(nb::handle object);
 
-/// What __array_interface__ or __cuda_array_interface__ describes.
+/// The elements that __array_interface__ or __cuda_array_interface__ describes.
 struct ArrayInterface {
   DType dtype = DType::u8;
   Shape shape;

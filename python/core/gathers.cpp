@@ -134,7 +134,7 @@ nb::object python_of(MergeResult merged) {
   return nb::make_tuple(ExchangeResult(std::move(merged)), result);
 }
 
-/// A gather that runs in the background. get() waits, and returns what the call without a background returns.
+/// A gather that runs in the background. get() waits, and returns the result of the blocking call.
 struct GatherWork {
   std::function<nb::object()> get;
 };

@@ -109,7 +109,7 @@ class GatherResult(typing.Generic[_T]):
         try:
             return entries[index]
         except IndexError:
-            raise IndexError(f"index {index} is out of range for {len(entries)} entries: the list is {self._exchange.ranks}, and its first rank has the result") from None
+            raise IndexError(f"index {index} is out of range for {len(entries)} entries: the list is {self._exchange.ranks}, and only the root has the result") from None
 
     def by_rank(self, rank: int) -> _T:
         """Returns the value of a rank of the group, or None if it passed None.
@@ -121,7 +121,7 @@ class GatherResult(typing.Generic[_T]):
         try:
             return entries[self._exchange.ranks.index(rank)]
         except (ValueError, IndexError):
-            raise KeyError(f"rank {rank} has no entry here: the list is {self._exchange.ranks}, and its first rank has the result") from None
+            raise KeyError(f"rank {rank} has no entry here: the list is {self._exchange.ranks}, and only the root has the result") from None
 
     def present(self) -> list[tuple[int, _T]]:
         """Returns (rank, value) of the ranks that passed a value, in the order of the list."""
@@ -234,7 +234,7 @@ def get_configs_parallel(
         workspace_path: A directory that all ranks see, through which the data is then transferred.
         keep_files: Whether the files of all members remain in `workspace_path`. The same on all members.
         zstd_level: The compression level of the files. None: no compression.
-        destination: Where the root receives tensors of GPUs: in "host" memory, or on the "device" of its own tensors.
+        destination: The memory in which the root receives tensors of GPUs: "host", or the "device" of its own tensors.
             The same on all ranks.
         detect_writes: Whether tensors of arenas are compared at release, and writes in between are logged. It takes
             time.

@@ -63,7 +63,7 @@ def test_every_option_of_the_header_is_a_parameter():
         for call in (muster.get_configs_parallel, muster.get_tensors_parallel, muster.merge_tensor_parallel, muster.gather_each)
     )
     assert gathers - configs == {"into"} and gathers - tensors == set()
-    assert gathers - merge == {"writable", "destination"}  # which have no effect there
+    assert gathers - merge == {"writable", "destination"}  # they have no effect on merges
     # `debug` of a stream is that of a gather.
     assert {"workspace_path" if name == "path" else name for name in members("gather_each.hpp", "StreamOptions")} - {"stop"} - stream == set()
     assert "detect_writes" in stream

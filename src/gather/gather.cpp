@@ -38,7 +38,7 @@ std::size_t detail::position_of(int rank, const std::vector<int>& ranks, std::si
   if (position >= size)
     throw Error(ErrorKind::invalid_argument,
                 fmt::format("result: rank {} has no entry here: {}", rank,
-                            position < ranks.size() ? "only the root, the first rank of the list, has entries"
+                            position < ranks.size() ? "only the root has entries"
                                                     : fmt::format("the list is [{}]", fmt::join(ranks, ", "))));
   return position;
 }
