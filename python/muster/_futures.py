@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import threading
 import typing
@@ -11,6 +12,9 @@ import typing
 from . import _core
 
 _T = typing.TypeVar("_T")
+
+# Futures whose calls may still run.
+_running: set[Future[typing.Any]] = set()
 
 
 class Future(concurrent.futures.Future[_T]):
@@ -22,10 +26,17 @@ class Future(concurrent.futures.Future[_T]):
     def __init__(self, get: typing.Callable[[], typing.Any], finish: typing.Callable[[typing.Any], _T], stop: _core.StopSource):
         super().__init__()
         self._stop = stop
-        # The interpreter does not wait for this thread. The group waits for its calls when it is destroyed.
-        threading.Thread(target=self._run, args=(get, finish), name="muster.Future", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, args=(get, finish), name="muster.Future", daemon=True)
+        _running.add(self)
+        self._thread.start()
 
     def _run(self, get, finish):
+        try:
+            self._settle(get, finish)
+        finally:
+            _running.discard(self)
+
+    def _settle(self, get, finish):
         try:
             result, error = finish(get()), None
         except BaseException as raised:
@@ -51,6 +62,22 @@ class Future(concurrent.futures.Future[_T]):
 
     def __await__(self) -> typing.Generator[typing.Any, None, _T]:
         return asyncio.wrap_future(self).__await__()
+
+
+@atexit.register
+def _at_exit():
+    """Waits for the calls: after this, their thread could no longer release objects of Python."""
+    while _running:
+        future = next(iter(_running))
+        try:
+            future._thread.join()
+        except KeyboardInterrupt:
+            for each in list(_running):
+                each._stop.request_stop()
+        except RuntimeError:  # the thread could not be started
+            pass
+        if not future._thread.is_alive():
+            _running.discard(future)
 
 
 def await_work(work):

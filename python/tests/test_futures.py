@@ -4,7 +4,7 @@ import asyncio
 import numpy as np
 
 import muster
-from ranks import run
+from ranks import Ranks, run
 
 
 def test_gathers_in_the_background():
@@ -121,15 +121,49 @@ def test_a_task_that_times_out_cancels_its_gather():
     assert told[0] == "timeout" and told[1][0] == "CancelledError"
 
 
-def test_the_exit_does_not_wait_for_futures_of_ranks_that_left():
+def test_the_exit_waits_for_calls_in_the_background():
     told = run(
         """
         muster.get_configs_async(0, None, group).result()
-        future = muster.get_configs_async(1, None, group) if rank == 0 else None
+        mine = np.ones(1 << 20)
+        if rank == 1:
+            time.sleep(0.5)
+        future = muster.get_tensors_async(mine, None, group)
+        del future, mine
+        import atexit
+        atexit.register(lambda: tell("exit"))
+        """
+    )
+    assert told == ["exit", "exit"]
+
+
+def test_the_exit_ends_if_the_other_rank_has_left():
+    told = run(
+        """
+        muster.get_configs_async(0, None, group).result()
+        future = muster.get_tensors_async(np.ones(1 << 16), None, group) if rank == 0 else None
         tell(None)
         """
     )
     assert told == [None, None]
+
+
+def test_ctrl_c_ends_the_wait_of_the_exit():
+    told = Ranks(
+        """
+        muster.get_configs_async(0, None, group).result()
+        if rank == 0:
+            future = muster.get_tensors_async(np.ones(1 << 16), None, group)
+            import threading
+            timer = threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT))
+            timer.daemon = True
+            timer.start()
+            tell(None)
+        else:
+            tell(failure(lambda: (time.sleep(1.5), group.barrier())))
+        """
+    ).told()
+    assert told[0] == [None] and told[1][0][0] == "CancelledError"
 
 
 def test_an_export_is_awaitable(tmp_path):
