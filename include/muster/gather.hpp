@@ -134,6 +134,8 @@ namespace detail {
 class ExchangeState;
 /// Throws Error(invalid_argument), because the result has no entry `index`.
 [[noreturn]] void refuse_index(std::size_t index, std::size_t size);
+/// Returns the position of `rank` in the list. Throws Error(invalid_argument) if it is not less than `size`.
+std::size_t position_of(int rank, const std::vector<int>& ranks, std::size_t size);
 }  // namespace detail
 
 /// Base class of the results of gathers and merges. The destructor is local and noexcept, does not wait, and may run on
@@ -190,6 +192,15 @@ class GatherResult : public ExchangeResult {
   [[nodiscard]] std::optional<T> operator[](std::size_t index) && {
     if (index >= entries_.size()) detail::refuse_index(index, entries_.size());
     return std::move(entries_[index]);
+  }
+  /// Returns the entry of a rank of the group. It is empty if that rank passed null. Throws Error(invalid_argument) if
+  /// the rank is not in the list, or if this rank is not the root.
+  [[nodiscard]] const std::optional<T>& by_rank(int rank) const& {
+    return entries_[detail::position_of(rank, ranks(), entries_.size())];
+  }
+  /// Moves the entry of a rank out of a temporary result.
+  [[nodiscard]] std::optional<T> by_rank(int rank) && {
+    return std::move(entries_[detail::position_of(rank, ranks(), entries_.size())]);
   }
   /// Returns (rank, value) for each rank that passed a value, in the order of the list. The references are valid as
   /// long as the result. Called on a temporary result, it returns the values themselves.

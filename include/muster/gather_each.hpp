@@ -64,6 +64,11 @@ struct LayerPart {
 
   /// Returns whether this is the last part of the layer.
   [[nodiscard]] bool is_last() const noexcept { return part + 1 == num_parts; }
+  /// Returns the entry of a rank of the group. It is empty if that rank has nothing in this layer or part. Throws
+  /// Error(invalid_argument) if the rank is not in the list.
+  [[nodiscard]] const std::optional<Config>& by_rank(int rank) const {
+    return configs[detail::position_of(rank, ranks, configs.size())];
+  }
   /// Returns (rank, config) for each rank with a config, in the order of the list. The references are valid as long as
   /// this part.
   [[nodiscard]] std::vector<std::pair<int, const Config&>> present() const {

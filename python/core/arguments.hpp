@@ -82,17 +82,6 @@ Value argument_of(nb::handle object, const char* name) {
   return Argument<Value>::of(object, name);
 }
 
-/// The object, of any type, that a call received for a parameter of type Value.
-template <class Value>
-struct Given {
-  nb::object object;
-  operator nb::handle() const { return object; }
-};
-/// An argument that as_tensor() accepts.
-struct TensorLike {};
-/// A tensor argument, a list of them, or None.
-struct TensorOrListLike {};
-
 /// Returns the result of make(), which converts Python objects to the arguments of a collective call. If it fails,
 /// refuse(error) takes part in the call for this rank, so that all ranks raise the error and the group remains usable.
 template <class Make, class Refuse>
@@ -125,31 +114,3 @@ auto call_python(const Call& call) -> decltype(call()) {
 }
 
 }  // namespace muster::python
-
-namespace nanobind::detail {
-
-template <>
-struct type_caster<muster::python::TensorLike> {
-  static constexpr auto Name = const_name("muster._typing.TensorLike");
-};
-template <>
-struct type_caster<muster::python::TensorOrListLike> {
-  static constexpr auto Name =
-      const_name("muster._typing.TensorLike | collections.abc.Sequence[muster._typing.TensorLike] | None");
-};
-
-template <class Wanted>
-struct type_caster<muster::python::Given<Wanted>> {
-  NB_TYPE_CASTER(muster::python::Given<Wanted>, make_caster<Wanted>::Name)
-  bool from_python(handle source, std::uint32_t, cleanup_list*) noexcept {
-    value.object = borrow(source);
-    return true;
-  }
-};
-/// None is also accepted.
-template <class Wanted>
-struct has_arg_defaults<muster::python::Given<Wanted>> : std::true_type {};
-template <class Wanted>
-struct remove_opt_mono<muster::python::Given<Wanted>> : remove_opt_mono<Wanted> {};
-
-}  // namespace nanobind::detail

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cctype>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -184,16 +185,16 @@ Tensor tensor_from_buffer(nb::handle object) {
   return tensor_at(*dtype, std::move(shape), held->buf, std::move(strides), owner, held->readonly != 0);
 }
 
-Tensor tensor_from_array_interface(nb::handle object) {
-  const auto told = nb::cast<nb::dict>(object.attr("__array_interface__"));
+ArrayInterface array_interface_of(nb::handle object, const char* name) {
+  const auto told = nb::cast<nb::dict>(object.attr(name));
   const auto type = nb::cast<std::string>(nb::str(told["typestr"]));
   const std::int64_t item = type.size() < 3 ? 0 : std::strtoll(type.c_str() + 2, nullptr, 10);
   const auto dtype = type.empty() || (type.front() == '>' && item != 1) ? std::nullopt : dtype_of_kind(type[1], item);
-  if (!dtype) refuse(fmt::format("there is no dtype for __array_interface__'s '{}'", type));
+  if (!dtype) refuse(fmt::format("there is no dtype for {}'s '{}'", name, type));
   Shape shape;
   for (const nb::handle extent : nb::cast<nb::sequence>(told["shape"])) shape.push_back(nb::cast<std::int64_t>(extent));
   const nb::object data = told.contains("data") ? nb::object(told["data"]) : nb::none();
-  if (!nb::isinstance<nb::tuple>(data)) refuse("__array_interface__ has no address");
+  if (!nb::isinstance<nb::tuple>(data)) refuse(fmt::format("{} has no address", name));
   Strides strides;
   if (told.contains("strides") && !told["strides"].is_none()) {
     for (const nb::handle step : nb::cast<nb::sequence>(told["strides"]))
@@ -201,8 +202,22 @@ Tensor tensor_from_array_interface(nb::handle object) {
     if (strides.size() == shape.size()) strides = in_elements(std::move(strides), item, shape);
   }
   void* address = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(data[0]));  // NOLINT(performance-no-int-to-ptr)
-  return tensor_at(*dtype, std::move(shape), address, std::move(strides), owner_of(nb::borrow(object)),
-                   nb::cast<bool>(data[1]));
+  return {*dtype, std::move(shape), std::move(strides), address, nb::cast<bool>(data[1])};
+}
+
+Tensor tensor_from_array_interface(nb::handle object) {
+  ArrayInterface told = array_interface_of(object, "__array_interface__");
+  return tensor_at(told.dtype, std::move(told.shape), told.address, std::move(told.strides),
+                   owner_of(nb::borrow(object)), told.is_read_only);
+}
+
+std::string typestr_of(DType dtype) {
+  const std::string_view name = to_string(dtype);
+  const char kind =
+      name.front() == 'B' ? 'b' : static_cast<char>(std::tolower(static_cast<unsigned char>(name.front())));
+  const std::size_t bytes = itemsize(dtype);
+  if (dtype_of_kind(kind, static_cast<std::int64_t>(bytes)) != dtype) return {};
+  return fmt::format("{}{}{}", bytes == 1 ? '|' : '<', kind, bytes);
 }
 
 }  // namespace muster::python

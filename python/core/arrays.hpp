@@ -10,6 +10,19 @@ namespace muster::python {
 /// format has no dtype, nb::python_error if the object refuses.
 Tensor tensor_from_buffer(nb::handle object);
 
+/// The elements that __array_interface__ or __cuda_array_interface__ describes.
+struct ArrayInterface {
+  DType dtype = DType::u8;
+  Shape shape;
+  Strides strides;
+  void* address = nullptr;
+  bool is_read_only = false;
+};
+/// Returns the attribute `name` of an object. Throws Error(invalid_argument).
+ArrayInterface array_interface_of(nb::handle object, const char* name);
+/// Returns the type string of a dtype in these interfaces; empty if they have none.
+std::string typestr_of(DType dtype);
+
 /// Returns a tensor of the memory that __array_interface__ describes. Throws Error(invalid_argument).
 Tensor tensor_from_array_interface(nb::handle object);
 

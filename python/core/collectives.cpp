@@ -13,8 +13,8 @@
 #include "muster/process_group.hpp"
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
+#include "python/core/process_groups.hpp"
 #include "python/core/waiting.hpp"
-#include "src/collectives/engine.hpp"
 #include "src/group/error_propagation.hpp"
 
 namespace muster::python {
@@ -53,23 +53,12 @@ ReduceOp op_of(nb::handle op) {
               fmt::format("op: unknown value '{}' (expected 'sum', 'product', 'min', 'max' or 'average')", name));
 }
 
-CollectiveOptions options_of(nb::handle timeout) {
-  return {.timeout = timeout_of(argument_of<Seconds>(timeout, "timeout"))};
-}
-
-/// Converts the arguments of a collective call of a process group. If that fails on one rank, all ranks raise the
-/// error.
-template <class Make>
-auto made_in(ProcessGroup& group, const Make& make) -> decltype(make()) {
-  return made_or_refused(make, [&](const Error& failure) { collectives::engine_of(group).refuse(failure); });
-}
-
 /// Converts a result to Python objects.
 template <class Result>
 Result python_of(Result result) {
   return result;
 }
-nb::list python_of(const std::vector<Config>& configs) {
+List python_of(const std::vector<Config>& configs) {
   nb::list list;
   for (const Config& config : configs) list.append(object_of(config));
   return list;
@@ -78,56 +67,88 @@ nb::tuple python_of(const ReceivedConfig& received) {
   return nb::make_tuple(object_of(received.config), received.from, received.tag);
 }
 
-/// A parameter: its Python name, and make(object), which converts it to the argument of the library. `Value` is its
-/// type in the Python signature.
-template <class Value, class Name, class Make>
+/// A parameter: its Python name, and make(object), which converts it to the argument of the library. `type` is its type
+/// in the stub, with its default.
+template <class Name, class Make>
 struct Parameter {
   Name name;
+  const char* type;
   Make make;
-  using Object = Given<Value>;
+  using Object = nb::handle;
 };
-template <class Value, class Name, class Make>
-Parameter<Value, Name, Make> parameter(Name name, Make make) {
-  return {std::move(name), std::move(make)};
+
+/// Any object is accepted, because all ranks raise the error about a wrong one.
+auto named(const char* name) {
+  return nb::arg(name).none();
 }
+
+template <class Value>
+constexpr const char* type_text = nullptr;
+template <>
+constexpr const char* type_text<int> = "int";
+template <>
+constexpr const char* type_text<Sizes> = "collections.abc.Sequence[int]";
 
 template <class Value>
 auto value(const char* name) {
-  return parameter<Value>(nb::arg(name), [name](nb::handle given) { return argument_of<Value>(given, name); });
+  return Parameter{named(name), type_text<Value>, [name](nb::handle given) { return argument_of<Value>(given, name); }};
 }
+/// A number that is 0 by default.
 template <class Value>
-auto value(const char* name, int preset) {
-  return parameter<Value>(nb::arg(name) = preset, [name](nb::handle given) { return argument_of<Value>(given, name); });
+auto value_or_0(const char* name) {
+  return Parameter{named(name) = 0, "int = 0", [name](nb::handle given) { return argument_of<Value>(given, name); }};
 }
 auto tensor(const char* name) {
-  return parameter<TensorLike>(nb::arg(name), tensor_of);
+  return Parameter{named(name), "muster._typing.TensorLike", [](nb::handle given) { return tensor_of(given); }};
 }
 auto config() {
-  return parameter<nb::object>(nb::arg("config").none(), config_of);
+  return Parameter{named("config"), "typing.Any", [](nb::handle given) { return config_of(given); }};
 }
 auto reduction() {
-  return parameter<std::string>(nb::arg("op") = "sum", op_of);
+  return Parameter{named("op") = "sum", "muster._typing.ReduceOpLike = 'sum'", op_of};
 }
 auto all_sizes() {
-  using Value = std::optional<Sizes>;
-  return parameter<Value>(nb::arg("sizes") = nb::none(),
-                          [](nb::handle given) { return argument_of<Value>(given, "sizes"); });
+  return Parameter{named("sizes") = nb::none(), "collections.abc.Sequence[int] | None = None",
+                   [](nb::handle given) { return argument_of<std::optional<Sizes>>(given, "sizes"); }};
 }
 auto sender() {
-  return parameter<Number>(nb::arg("source").none(),
-                           [](nb::handle given) { return argument_of<Number>(given, "source").value_or(any_rank); });
+  return Parameter{named("source"), "int | None",
+                   [](nb::handle given) { return argument_of<Number>(given, "source").value_or(any_rank); }};
 }
 auto received_tag() {
-  return parameter<Number>(nb::arg("tag").none() = 0,
-                           [](nb::handle given) { return argument_of<Number>(given, "tag").value_or(any_tag); });
+  return Parameter{named("tag") = 0, "int | None = 0",
+                   [](nb::handle given) { return argument_of<Number>(given, "tag").value_or(any_tag); }};
 }
-
 auto tensors(const char* name) {
-  return parameter<std::optional<std::vector<TensorLike>>>(nb::arg(name).none(), tensors_of);
+  return Parameter{named(name), "collections.abc.Sequence[muster._typing.TensorLike] | None", tensors_of};
 }
 auto tensor_or_list(const char* name) {
-  return parameter<TensorOrListLike>(nb::arg(name).none(), tensor_or_list_of);
+  return Parameter{named(name),
+                   "muster._typing.TensorLike | collections.abc.Sequence[muster._typing.TensorLike] | None",
+                   tensor_or_list_of};
 }
+
+/// The type of a result in the stub.
+template <class Result>
+constexpr const char* result_text = "None";
+template <>
+constexpr const char* result_text<int> = "int";
+template <>
+constexpr const char* result_text<Tensor> = "Tensor";
+template <>
+constexpr const char* result_text<std::optional<Tensor>> = "Tensor | None";
+template <>
+constexpr const char* result_text<std::pair<Tensor, Sizes>> = "tuple[Tensor, list[int]]";
+template <>
+constexpr const char* result_text<std::vector<Config>> = "list[typing.Any]";
+template <>
+constexpr const char* result_text<ReceivedConfig> = "tuple[typing.Any, int, int]";
+template <>
+constexpr const char* result_text<Work<void>> = "SendWork";
+template <>
+constexpr const char* result_text<Work<int>> = "ReceiveWork";
+template <>
+constexpr const char* result_text<Work<ReceivedConfig>> = "ReceiveConfigWork";
 
 enum class Kind : std::uint8_t {
   collective,  ///< all ranks make the call; all raise an error about the arguments of one rank
@@ -137,11 +158,12 @@ enum class Kind : std::uint8_t {
 
 /// Defines a call of a process group: call(self, arguments..., options). The GIL is released if the call may wait.
 template <Kind kind, class Call, class... Parameters>
-void def(nb::class_<ProcessGroup>& group, const char* name, const char* words, Call call, Parameters... parameters) {
-  const auto bound = [call, ... make = parameters.make](ProcessGroup& self, const typename Parameters::Object&... given,
-                                                        const Given<Seconds>& timeout) {
+void def(nb::class_<Closable<ProcessGroup>>& group, const char* name, const char* words, Call call,
+         Parameters... parameters) {
+  const auto bound = [call, ... make = parameters.make](ProcessGroup& self, typename Parameters::Object... given,
+                                                        nb::handle timeout) {
     // Braces evaluate the arguments in the order of the parameters.
-    const auto make_all = [&] { return std::tuple{make(given)..., options_of(timeout)}; };
+    const auto make_all = [&] { return std::tuple{make(given)..., collective_options_of(timeout)}; };
     const auto arguments = [&] {
       if constexpr (kind == Kind::collective)
         return made_in(self, make_all);
@@ -156,15 +178,22 @@ void def(nb::class_<ProcessGroup>& group, const char* name, const char* words, C
     else
       return python_of(without_gil(run));
   };
+  using Result = std::invoke_result_t<Call&, ProcessGroup&,
+                                      std::decay_t<std::invoke_result_t<decltype(parameters.make)&, nb::handle>>...,
+                                      const CollectiveOptions&>;
+  std::string signature = fmt::format("def {}(self, ", name);
+  ((signature += fmt::format("{}: {}, ", parameters.name.name_, parameters.type)), ...);
+  signature += fmt::format("*, timeout: float | None = None) -> {}", result_text<Result>);
+  const auto timeout = nb::arg("timeout").none() = nb::none();
   if constexpr (kind == Kind::begun)
-    group.def(name, bound, nb::keep_alive<0, 1>(), parameters.name..., nb::kw_only(), nb::arg("timeout") = nb::none(),
-              words);
+    group.def(name, bound, nb::keep_alive<0, 1>(), parameters.name..., nb::kw_only(), timeout,
+              nb::sig(signature.c_str()), words);
   else
-    group.def(name, bound, parameters.name..., nb::kw_only(), nb::arg("timeout") = nb::none(), words);
+    group.def(name, bound, parameters.name..., nb::kw_only(), timeout, nb::sig(signature.c_str()), words);
 }
 
 template <class Result>
-void bind_work(nb::module_& module, const char* name) {
+void bind_work(nb::module_& module, const char* name, const char* get) {
   nb::class_<Work<Result>>(module, name, "An operation that was started without waiting for it.")
       .def(
           "is_done", [](const Work<Result>& self) { return self.is_done(); },
@@ -187,10 +216,11 @@ void bind_work(nb::module_& module, const char* name) {
               return nb::cast(python_of(without_gil([&] { return self.get(); })));
             }
           },
+          nb::sig(get),
           "Waits until the operation has ended, and returns its result or raises its error. Call it once.");
 }
 
-void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
+void bind_collectives_in_place(nb::class_<Closable<ProcessGroup>>& group) {
   def<Kind::collective>(
       group, "all_reduce", "Reduces the tensors of all ranks in place by `op`, with the same bits on all ranks.",
       [](ProcessGroup& self, const auto&... given) { self.all_reduce(given...); }, tensor("tensor"), reduction());
@@ -245,7 +275,7 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
       tensor("tensor"));
 }
 
-void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
+void bind_collectives_with_results(nb::class_<Closable<ProcessGroup>>& group) {
   def<Kind::collective>(
       group, "all_reduce_shared", "Returns one reduced tensor that all ranks of a host map, read-only.",
       [](ProcessGroup& self, const auto&... given) { return self.all_reduce_shared(given...); }, tensor("tensor"),
@@ -263,12 +293,12 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
          const auto& options) {
         return sizes ? self.reduce_scatterv(own, *sizes, dim, op, options) : self.reduce_scatter(own, dim, op, options);
       },
-      tensor("tensor"), value<int>("dim", 0), reduction(), all_sizes());
+      tensor("tensor"), value_or_0<int>("dim"), reduction(), all_sizes());
   def<Kind::collective>(
       group, "all_gather",
       "Returns the tensors of all ranks, of one dtype and shape, concatenated along `dim` in rank order, on all ranks.",
       [](ProcessGroup& self, const auto&... given) { return self.all_gather(given...); }, tensor("tensor"),
-      value<int>("dim", 0));
+      value_or_0<int>("dim"));
   def<Kind::collective>(
       group, "all_gatherv",
       "Gathers as all_gather() does, except that the extents along `dim` may differ. `sizes`: the extents of all "
@@ -276,16 +306,16 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
       [](ProcessGroup& self, const Tensor& own, int dim, const std::optional<Sizes>& sizes, const auto& options) {
         return self.all_gatherv(own, dim, sizes.value_or(Sizes{}), options);
       },
-      tensor("tensor"), value<int>("dim", 0), all_sizes());
+      tensor("tensor"), value_or_0<int>("dim"), all_sizes());
   def<Kind::collective>(
       group, "gather",
       "Returns the tensors of all ranks, concatenated along `dim`, on `root`, and None on the other ranks.",
       [](ProcessGroup& self, const auto&... given) { return self.gather(given...); }, tensor("tensor"),
-      value<int>("root"), value<int>("dim", 0));
+      value<int>("root"), value_or_0<int>("dim"));
   def<Kind::collective>(
       group, "gatherv", "Gathers as gather() does, except that the extents along `dim` may differ.",
       [](ProcessGroup& self, const auto&... given) { return self.gatherv(given...); }, tensor("tensor"),
-      value<int>("root"), value<int>("dim", 0));
+      value<int>("root"), value_or_0<int>("dim"));
   def<Kind::collective>(
       group, "all_to_all",
       "Splits the tensor of each rank along dimension 0 into size equal slices. Returns the slices of this rank, in "
@@ -303,14 +333,16 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
       tensor("tensor"), value<Sizes>("rows"));
   group.def(
       "broadcast_config",
-      [](ProcessGroup& self, nb::handle given, const Given<int>& root, const Given<Seconds>& timeout) {
+      [](ProcessGroup& self, nb::handle given, nb::handle root, nb::handle timeout) -> Any {
         const auto [own, root_rank, options] = made_in(self, [&] {
           const int rank = argument_of<int>(root, "root");
-          return std::tuple{self.rank() == rank ? config_of(given) : Config(), rank, options_of(timeout)};
+          return std::tuple{self.rank() == rank ? config_of(given) : Config(), rank, collective_options_of(timeout)};
         });
         return object_of(without_gil([&] { return self.broadcast_config(own, root_rank, options); }));
       },
-      nb::arg("config").none(), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+      named("config"), named("root"), nb::kw_only(), named("timeout") = nb::none(),
+      nb::sig(
+          "def broadcast_config(self, config: typing.Any, root: int, *, timeout: float | None = None) -> typing.Any"),
       "Returns the config of `root` on all ranks. `config` is ignored on the other ranks.");
   def<Kind::collective>(
       group, "all_gather_config", "Returns a list of the configs of all ranks, on all ranks.",
@@ -322,7 +354,7 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
       value<int>("root"));
 }
 
-void bind_messages(nb::class_<ProcessGroup>& group) {
+void bind_messages(nb::class_<Closable<ProcessGroup>>& group) {
   def<Kind::message>(
       group, "send",
       R"(Sends a tensor to one rank, which receives it by recv(). Messages with the same tag arrive in order.
@@ -330,7 +362,7 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
 The receiver buffers about 256 KiB of messages per sender. Beyond that, the call waits until the message is received.
 `to`: the rank that receives. `tag`: 0 or more.)",
       [](ProcessGroup& self, const auto&... given) { self.send(given...); }, tensor("tensor"), value<int>("to"),
-      value<int>("tag", 0));
+      value_or_0<int>("tag"));
   def<Kind::message>(
       group, "recv",
       R"(Receives a tensor into `out`, and returns the sender.
@@ -342,7 +374,7 @@ if `out` does not have the dtype and shape of the message.)",
   def<Kind::message>(
       group, "send_config", "Sends a config to one rank, which receives it by recv_config(). Otherwise as send().",
       [](ProcessGroup& self, const auto&... given) { self.send_config(given...); }, config(), value<int>("to"),
-      value<int>("tag", 0));
+      value_or_0<int>("tag"));
   def<Kind::message>(
       group, "recv_config",
       "Receives a config, and returns (config, sender, tag). `source` and `tag` are as for recv().",
@@ -352,7 +384,7 @@ if `out` does not have the dtype and shape of the message.)",
       "Starts to send a tensor as send() does, and returns without waiting. The tensor must not change until the work "
       "is done.",
       [](ProcessGroup& self, const auto&... given) { return self.isend(given...); }, tensor("tensor"), value<int>("to"),
-      value<int>("tag", 0));
+      value_or_0<int>("tag"));
   def<Kind::begun>(
       group, "irecv",
       "Starts to receive a tensor as recv() does, and returns without waiting. Do not use `out` until the work is "
@@ -362,7 +394,7 @@ if `out` does not have the dtype and shape of the message.)",
   def<Kind::begun>(
       group, "isend_config", "Starts to send a config as send_config() does, and returns without waiting.",
       [](ProcessGroup& self, const auto&... given) { return self.isend_config(given...); }, config(), value<int>("to"),
-      value<int>("tag", 0));
+      value_or_0<int>("tag"));
   def<Kind::begun>(
       group, "irecv_config",
       "Starts to receive a config as recv_config() does, and returns without waiting. get() of the work returns "
@@ -370,11 +402,12 @@ if `out` does not have the dtype and shape of the message.)",
       [](ProcessGroup& self, const auto&... given) { return self.irecv_config(given...); }, sender(), received_tag());
   group.def(
       "probe",
-      [](ProcessGroup& self, const Given<Number>& source, const Given<Number>& tag) -> nb::object {
+      [](ProcessGroup& self, nb::handle source, nb::handle tag) -> nb::object {
         const auto found = self.probe(sender().make(source), received_tag().make(tag));
         return found ? nb::object(nb::make_tuple(found->from, found->tag, found->bytes)) : nb::none();
       },
-      nb::arg("source").none(), nb::arg("tag").none() = nb::none(),
+      named("source"), named("tag") = nb::none(),
+      nb::sig("def probe(self, source: int | None, tag: int | None = None) -> tuple[int, int, int] | None"),
       "Returns (sender, tag, bytes of its tensors) of the oldest message that has arrived, or None without a message. "
       "It does not wait. `source` and `tag` are as for recv().");
 }
@@ -382,11 +415,11 @@ if `out` does not have the dtype and shape of the message.)",
 }  // namespace
 
 void bind_collectives(nb::module_& module) {
-  bind_work<void>(module, "SendWork");
-  bind_work<int>(module, "ReceiveWork");
-  bind_work<ReceivedConfig>(module, "ReceiveConfigWork");
-  nb::class_<ProcessGroup> group(module, "ProcessGroup",
-                                 R"(Collectives and messages of the ranks of a group.
+  bind_work<void>(module, "SendWork", "def get(self) -> None");
+  bind_work<int>(module, "ReceiveWork", "def get(self) -> int");
+  bind_work<ReceivedConfig>(module, "ReceiveConfigWork", "def get(self) -> tuple[typing.Any, int, int]");
+  nb::class_<Closable<ProcessGroup>> group(module, "ProcessGroup",
+                                           R"(Collectives and messages of the ranks of a group.
 
 Creating it is collective over `group`. Its rounds, messages and failures are separate from those of `group`.
 Collective calls: each rank makes the same calls in the same order, from one thread at a time. Ranks are numbers in
@@ -397,7 +430,7 @@ All ranks pass the same dtype and shape, unless a call states otherwise. The cal
 call returns. Results remain valid as long as they are held.
 
 These arguments mean the same in all calls. `tensor`: the tensor of this rank. `out`: receives the result. `op`:
-'sum', 'product', 'min', 'max' or 'average'. `root`: the rank that sends to all ranks or receives from them. `dim`: a
+a muster.ReduceOp or its value: 'sum', 'product', 'min', 'max' or 'average'. `root`: the rank that sends to all ranks or receives from them. `dim`: a
 dimension. `config`: a dict, a list or a value, with tensors as any leaves. `timeout`: the longest wait without
 progress of the awaited ranks, in seconds. None: the default of the group.
 
@@ -416,22 +449,30 @@ Raises:
   group
       .def(
           "__init__",
-          [](ProcessGroup* self, nb::handle of, const Given<Seconds>& timeout) {
+          [](Closable<ProcessGroup>* self, nb::handle of, nb::handle timeout) {
             const auto made = group_of(of);
-            const CollectiveOptions options = made_for(*made, [&] { return options_of(timeout); });
-            new (self) ProcessGroup(without_gil([&] { return ProcessGroup(*made, options); }));
+            const CollectiveOptions options = made_for(*made, [&] { return collective_options_of(timeout); });
+            new (self)
+                Closable<ProcessGroup>(without_gil([&] { return std::make_shared<ProcessGroup>(*made, options); }));
           },
-          nb::arg("group").none() = nb::none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          named("group") = nb::none(), nb::kw_only(), named("timeout") = nb::none(),
+          nb::sig("def __init__(self, group: typing.Any = None, *, timeout: float | None = None) -> None"),
           "Creates the process group. Collective over `group`.")
-      .def_prop_ro("rank", &ProcessGroup::rank, "The rank of this process in the group, from 0 to size - 1.")
-      .def_prop_ro("size", &ProcessGroup::size, "The number of ranks.")
+      .def_prop_ro(
+          "rank", [](const ProcessGroup& self) { return self.rank(); },
+          "The rank of this process in the group, from 0 to size - 1.")
+      .def_prop_ro(
+          "size", [](const ProcessGroup& self) { return self.size(); }, "The number of ranks.")
       .def_prop_ro(
           "backend", [](const ProcessGroup& self) { return std::string(self.backend()); },
           "How elements are transferred: 'shared memory', 'messages', or 'shared memory, and messages between hosts'.")
-      .def("global_rank", &ProcessGroup::global_rank, nb::arg("rank"),
-           "Returns the global rank of a rank of this group. Local.")
-      .def("group_rank", &ProcessGroup::group_rank, nb::arg("global_rank"),
-           "Returns the rank in this group of a global rank, or None if it is not in this group. Local.")
+      .def(
+          "global_rank", [](const ProcessGroup& self, int rank) { return self.global_rank(rank); }, nb::arg("rank"),
+          "Returns the global rank of a rank of this group. Local.")
+      .def(
+          "group_rank", [](const ProcessGroup& self, int global_rank) { return self.group_rank(global_rank); },
+          nb::arg("global_rank"),
+          "Returns the rank in this group of a global rank, or None if it is not in this group. Local.")
       .def(
           "abort",
           [](ProcessGroup& self, const std::string& reason) {
@@ -442,14 +483,17 @@ Raises:
           "`reason`: the text of the message.");
   group.def(
       "split",
-      [](ProcessGroup& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
+      [](ProcessGroup& self, nb::handle ranks, nb::handle timeout) {
         const auto [list, options] = made_for(self.group(), [&] {
-          return std::pair{argument_of<std::vector<int>>(ranks, "ranks"), options_of(timeout)};
+          return std::pair{argument_of<std::vector<int>>(ranks, "ranks"), collective_options_of(timeout)};
         });
         auto part = without_gil([&] { return self.split(list, options); });
-        return part ? std::optional(std::move(*part)) : std::nullopt;
+        return part ? std::optional(Closable<ProcessGroup>(std::move(part))) : std::nullopt;
       },
-      nb::arg("ranks"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+      named("ranks"), nb::kw_only(), named("timeout") = nb::none(),
+      nb::sig(
+          "def split(self, ranks: collections.abc.Iterable[int], *, timeout: float | None = None) -> ProcessGroup | "
+          "None"),
       "Returns a process group of the ranks of a list, in the order of the list, or None on a rank that is in no list. "
       "Collective.");
   def<Kind::collective>(group, "barrier", "Waits until all ranks have entered the barrier.",
@@ -457,6 +501,13 @@ Raises:
   bind_collectives_in_place(group);
   bind_collectives_with_results(group);
   bind_messages(group);
+  def_closing<ProcessGroup>(group,
+                            R"(Leaves the group and releases its memory. Local; a second call does nothing.
+
+Later calls raise InvalidArgumentError here, and ranks that wait for this one raise PeerLostError. Close a group after
+its last call on all ranks, such as after a barrier(). Messages that have not been transferred are discarded. Results
+remain valid. `with` closes the group at the end of its block.)",
+                            "def __enter__(self) -> ProcessGroup");
 }
 
 }  // namespace muster::python

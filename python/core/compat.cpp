@@ -14,8 +14,9 @@
 #include "muster/message_queue.hpp"
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
+#include "python/core/closable.hpp"
+#include "python/core/process_groups.hpp"
 #include "python/core/waiting.hpp"
-#include "src/collectives/engine.hpp"
 #include "src/compat/dist.hpp"
 #include "src/rendezvous/world.hpp"
 
@@ -27,19 +28,10 @@ using Lists = std::vector<std::vector<int>>;
 using Number = std::optional<int>;
 using Wishes = std::map<std::string, bool>;
 
-CollectiveOptions options_of(nb::handle timeout) {
-  return {.timeout = timeout_of(argument_of<Seconds>(timeout, "timeout"))};
-}
-
-template <class Make>
-auto made_in(ProcessGroup& ranks, const Make& make) -> decltype(make()) {
-  return made_or_refused(make, [&](const Error& failure) { collectives::engine_of(ranks).refuse(failure); });
-}
-
 /// Returns the form in which Python owns an object of the library.
 template <class T>
-std::shared_ptr<T> owned(std::shared_ptr<T> object) {
-  return object;
+Closable<T> owned(std::shared_ptr<T> object) {
+  return Closable<T>(std::move(object));
 }
 
 /// Returns a part of the object of Python, which the result keeps alive.
@@ -123,7 +115,7 @@ Raises:
           "__init__",
           [](MasterWorker* self, nb::handle group, nb::handle timeout) {
             const auto made = group_of(group);
-            const CollectiveOptions options = made_for(*made, [&] { return options_of(timeout); });
+            const CollectiveOptions options = made_for(*made, [&] { return collective_options_of(timeout); });
             new (self) MasterWorker(without_gil([&] { return MasterWorker(*made, options); }));
           },
           nb::arg("group").none() = nb::none(), nb::kw_only(), nb::arg("timeout").none() = nb::none(),
@@ -135,7 +127,7 @@ Raises:
       .def(
           "serve",
           [](MasterWorker& self, nb::handle timeout) {
-            const CollectiveOptions options = options_of(timeout);
+            const CollectiveOptions options = collective_options_of(timeout);
             without_gil([&] { self.serve(options); });
           },
           nb::kw_only(), nb::arg("timeout").none() = nb::none(),
@@ -147,7 +139,7 @@ Raises:
             const int rank = argument_of<int>(worker, "worker");
             const DType made = dtype_of(dtype);
             const auto extents = argument_of<Shape>(shape, "shape");
-            const CollectiveOptions options = options_of(timeout);
+            const CollectiveOptions options = collective_options_of(timeout);
             return without_gil([&] { return self.make(rank, made, extents, options); });
           },
           nb::arg("worker").none(), nb::arg("dtype").none(), nb::arg("shape").none(), nb::kw_only(),
@@ -159,7 +151,7 @@ Raises:
           "fill",
           [](MasterWorker& self, const RemoteTensor& tensor, nb::handle element, nb::handle timeout) {
             const Tensor value = tensor_of(element);
-            const CollectiveOptions options = options_of(timeout);
+            const CollectiveOptions options = collective_options_of(timeout);
             without_gil([&] { self.fill(tensor, value, options); });
           },
           nb::arg("tensor"), nb::arg("element"), nb::kw_only(), nb::arg("timeout").none() = nb::none(),
@@ -169,7 +161,7 @@ Raises:
       .def(
           "copy",
           [](MasterWorker& self, const RemoteTensor& to, nb::handle source, nb::handle timeout) {
-            const CollectiveOptions options = options_of(timeout);
+            const CollectiveOptions options = collective_options_of(timeout);
             if (nb::isinstance<RemoteTensor>(source)) {
               const auto& from = nb::cast<const RemoteTensor&>(source);
               return without_gil([&] { self.copy(to, from, options); });
@@ -185,7 +177,7 @@ Raises:
       .def(
           "add",
           [](MasterWorker& self, const RemoteTensor& to, const RemoteTensor& other, nb::handle timeout) {
-            const CollectiveOptions options = options_of(timeout);
+            const CollectiveOptions options = collective_options_of(timeout);
             without_gil([&] { self.add(to, other, options); });
           },
           nb::arg("to"), nb::arg("other"), nb::kw_only(), nb::arg("timeout").none() = nb::none(),
@@ -194,7 +186,7 @@ Raises:
       .def(
           "fetch",
           [](MasterWorker& self, const RemoteTensor& tensor, nb::handle timeout) {
-            const CollectiveOptions options = options_of(timeout);
+            const CollectiveOptions options = collective_options_of(timeout);
             return without_gil([&] { return self.fetch(tensor, options); });
           },
           nb::arg("tensor"), nb::kw_only(), nb::arg("timeout").none() = nb::none(),
@@ -204,7 +196,7 @@ Raises:
           "wait",
           [](MasterWorker& self, nb::handle worker, nb::handle timeout) {
             const auto rank = argument_of<Number>(worker, "worker");
-            const CollectiveOptions options = options_of(timeout);
+            const CollectiveOptions options = collective_options_of(timeout);
             without_gil([&] { rank ? self.wait(*rank, options) : self.wait(options); });
           },
           nb::arg("worker").none() = nb::none(), nb::kw_only(), nb::arg("timeout").none() = nb::none(),
@@ -213,7 +205,7 @@ Raises:
       .def(
           "shutdown",
           [](MasterWorker& self, nb::handle timeout) {
-            const CollectiveOptions options = options_of(timeout);
+            const CollectiveOptions options = collective_options_of(timeout);
             without_gil([&] { self.shutdown(options); });
           },
           nb::kw_only(), nb::arg("timeout").none() = nb::none(),

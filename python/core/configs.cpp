@@ -18,6 +18,7 @@ struct Place {
   const Place* above = nullptr;
   PyObject* key = nullptr;  // null for an item of a list
   Py_ssize_t index = 0;
+  Devices devices = above == nullptr ? Devices::refused : above->devices;
 
   [[nodiscard]] std::string text() const {
     if (above == nullptr) return "config";
@@ -55,7 +56,8 @@ Config integer_of(PyObject* object, const Place& place) {
 
 bool looks_like_tensor(PyObject* object) {
   return nb::isinstance<Tensor>(nb::handle(object)) || PyObject_CheckBuffer(object) != 0 ||
-         nb::hasattr(object, "__dlpack__") || nb::hasattr(object, "__array_interface__");
+         nb::hasattr(object, "__dlpack__") || nb::hasattr(object, "__array_interface__") ||
+         nb::hasattr(object, "__cuda_array_interface__");
 }
 
 Config value_of(PyObject* object, const Place& place, int depth);
@@ -85,8 +87,23 @@ Config array_of(PyObject* object, const Place& place, int depth) {
   return items;
 }
 
-Config leaf_of(PyObject* object, const Place& place) {
+/// Converts an instance of a dataclass as a dict of its fields.
+Config object_of_fields(PyObject* object, const Place& place, int depth) {
   const nb::handle handle(object);
+  const nb::object fields = converted([&] { return nb::module_::import_("dataclasses").attr("fields")(handle); });
+  ConfigObject members;
+  for (const nb::handle field : nb::cast<nb::tuple>(fields)) {
+    const nb::object name = field.attr("name");
+    const nb::object value = converted([&] { return nb::object(handle.attr(name)); });
+    members.insert(text_of(name.ptr(), place), value_of(value.ptr(), {&place, name.ptr(), 0}, depth + 1));
+  }
+  return members;
+}
+
+Config leaf_of(PyObject* object, const Place& place, int depth) {
+  const nb::handle handle(object);
+  if (PyType_Check(object) == 0 && nb::hasattr(handle, "__dataclass_fields__") && !looks_like_tensor(object))
+    return object_of_fields(object, place, depth);
   const auto convert = [&]() -> std::optional<Config> {
     // A scalar of NumPy is a number, not a tensor.
     if (nb::hasattr(handle, "item") && !nb::hasattr(handle, "__dlpack_device__") && nb::hasattr(handle, "dtype")) {
@@ -100,7 +117,7 @@ Config leaf_of(PyObject* object, const Place& place) {
       throw Error(ErrorKind::invalid_argument,
                   "bytes is not a value of a config: pass a str (.decode()), or a tensor of its bytes "
                   "(muster.as_tensor(value))");
-    if (looks_like_tensor(object)) return tensor_of(handle);
+    if (looks_like_tensor(object)) return tensor_of(handle, place.devices);
     return std::nullopt;
   };
   try {
@@ -109,7 +126,7 @@ Config leaf_of(PyObject* object, const Place& place) {
     place.refuse(error.what(), error.kind());
   }
   place.refuse(fmt::format(
-      "{} is not a value: it takes dict with str keys, list, tuple, str, int, float, bool, None and tensors",
+      "{} is not a value: it takes dict with str keys, dataclass, list, tuple, str, int, float, bool, None and tensors",
       nb::inst_name(object).c_str()));
 }
 
@@ -123,7 +140,7 @@ Config value_of(PyObject* object, const Place& place, int depth) {
   if (PyUnicode_Check(object) != 0) return text_of(object, place);
   if (PyDict_Check(object) != 0) return object_of_dict(object, place, depth);
   if (PyList_Check(object) != 0 || PyTuple_Check(object) != 0) return array_of(object, place, depth);
-  return leaf_of(object, place);
+  return leaf_of(object, place, depth);
 }
 
 }  // namespace
@@ -132,8 +149,8 @@ nb::object text_object(const std::string& text) {
   return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape"));
 }
 
-Config config_of(nb::handle object) {
-  return value_of(object.ptr(), {}, 0);
+Config config_of(nb::handle object, Devices devices) {
+  return value_of(object.ptr(), {.devices = devices}, 0);
 }
 
 nb::object object_of(const Config& config) {

@@ -53,6 +53,7 @@ NB_MODULE(_core, module) {
   bind_exports(module);
   bind_gathers(module);
   bind_launches(module);
+  bind_logs(module);
   bind_traces(module);
   bind_collectives(module);
   bind_queues(module);

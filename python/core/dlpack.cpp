@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/core/dlpack.hpp"
+#include "python/core/devices.hpp"
 #include "python/core/waiting.hpp"
 
 #include <algorithm>
@@ -57,6 +58,11 @@ struct Given {
   Strides strides;
 };
 
+dlpack::Device device_of(const Tensor& tensor) {
+  if (tensor.device().is_host()) return {dlpack::on_host, 0};
+  return {dlpack::on_cuda, tensor.device().index};
+}
+
 template <class Managed>
 void fill(Given<Managed>& given, const Named& named) {
   dlpack::Tensor& out = given.managed.tensor;
@@ -70,7 +76,7 @@ void fill(Given<Managed>& given, const Named& named) {
       given.strides[i] = step;
   }
   out.data = const_cast<std::byte*>(given.tensor.data());
-  out.device = {dlpack::on_host, 0};
+  out.device = device_of(given.tensor);
   out.dims = static_cast<std::int32_t>(given.shape.size());
   out.dtype = {named.code, named.bits, 1};
   out.shape = given.shape.data();
@@ -107,7 +113,7 @@ nb::object give(const Tensor& tensor, const Named& named, bool copied) {
 
 /// Returns the tensor of a managed tensor, and takes ownership of that.
 template <class Managed>
-Tensor take(Managed* managed) {
+Tensor take(Managed* managed, Devices devices) {
   const std::shared_ptr<const void> owner(managed, [](const void* kept) {
     if (Py_IsInitialized() == 0) return;
     const PyGILState_STATE state = ensured_gil();
@@ -116,7 +122,8 @@ Tensor take(Managed* managed) {
     PyGILState_Release(state);
   });
   const dlpack::Tensor& in = managed->tensor;
-  if (in.device.type != dlpack::on_host && in.dtype.lanes == 1) refuse_device(in.device.type);
+  const bool is_on_device = in.device.type == dlpack::on_cuda && devices == Devices::accepted;
+  if (in.device.type != dlpack::on_host && !is_on_device && in.dtype.lanes == 1) refuse_device(in.device.type);
   std::uint64_t flags = 0;
   if constexpr (std::is_same_v<Managed, dlpack::ManagedTensorVersioned>) {
     if (managed->version.major != 1) refuse("version " + std::to_string(managed->version.major) + " is not known here");
@@ -133,41 +140,54 @@ Tensor take(Managed* managed) {
   if (in.strides != nullptr && in.dtype.bits >= 8) strides.assign(in.strides, in.strides + in.dims);
   auto* data = static_cast<std::byte*>(in.data);
   if (data != nullptr) data += in.byte_offset;
-  const TensorView view(named->dtype, std::move(shape), data, std::move(strides));
+  const TensorView view = is_on_device ? cuda_functions().view(named->dtype, std::move(shape), data, std::move(strides))
+                                       : TensorView(named->dtype, std::move(shape), data, std::move(strides));
   if ((flags & dlpack::read_only) != 0) return {view, owner};
   return {view, owner, data};
 }
 
 /// Returns the tensor of a capsule that has not been consumed.
 template <class Managed>
-Tensor take(const nb::object& capsule, const char* own, const char* used) {
+Tensor take(const nb::object& capsule, const char* own, const char* used, Devices devices) {
   auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), own));
   if (PyCapsule_SetName(capsule.ptr(), used) != 0) throw nb::python_error();
-  return take(managed);
+  return take(managed, devices);
 }
 
-nb::object capsule_of(nb::handle object) {
+/// Returns whether obj.__dlpack_device__() reports a GPU. Throws Error(invalid_argument) if it is another device, or no
+/// device is accepted.
+bool is_on_device(nb::handle object, Devices devices) {
+  if (!nb::hasattr(object, "__dlpack_device__")) return false;
+  const auto type = nb::cast<int>(object.attr("__dlpack_device__")()[0]);
+  if (type == dlpack::on_cuda && devices == Devices::accepted) {
+    (void)cuda_functions();  // without the library the capsule must not be taken
+    return true;
+  }
+  if (std::ranges::find(dlpack::in_host_memory, type) == dlpack::in_host_memory.end()) refuse_device(type);
+  return false;
+}
+
+nb::object capsule_of(nb::handle object, bool is_on_device) {
+  nb::dict options;
+  // The default stream, which exchanges follow. Without it, the producer may choose.
+  if (is_on_device) options["stream"] = 1;
+  const nb::object dlpack = object.attr("__dlpack__");
   try {
-    return object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 1));
+    return dlpack(nb::arg("max_version") = nb::make_tuple(1, 1), **options);
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_TypeError)) throw;
   }
-  return object.attr("__dlpack__")();
+  return dlpack(**options);
 }
 
 }  // namespace
 
-void check_on_host(nb::handle object) {
-  if (!nb::hasattr(object, "__dlpack_device__")) return;
-  const auto type = nb::cast<int>(object.attr("__dlpack_device__")()[0]);
-  if (std::ranges::find(dlpack::in_host_memory, type) == dlpack::in_host_memory.end()) refuse_device(type);
-}
-
-Tensor tensor_from_dlpack(nb::handle object) {
-  const nb::object capsule = capsule_of(object);
+Tensor tensor_from_dlpack(nb::handle object, Devices devices) {
+  const nb::object capsule = capsule_of(object, is_on_device(object, devices));
   if (PyCapsule_IsValid(capsule.ptr(), versioned_name) != 0)
-    return take<dlpack::ManagedTensorVersioned>(capsule, versioned_name, "used_dltensor_versioned");
-  if (PyCapsule_IsValid(capsule.ptr(), name) != 0) return take<dlpack::ManagedTensor>(capsule, name, "used_dltensor");
+    return take<dlpack::ManagedTensorVersioned>(capsule, versioned_name, "used_dltensor_versioned", devices);
+  if (PyCapsule_IsValid(capsule.ptr(), name) != 0)
+    return take<dlpack::ManagedTensor>(capsule, name, "used_dltensor", devices);
   refuse("__dlpack__() gave no capsule that can be taken");
 }
 
@@ -190,18 +210,21 @@ std::optional<Tensor> tensor_from_exchange(nb::handle object) {
     return std::nullopt;
   }
   // Complex tensors may represent their conjugates, and libraries disagree about new dtypes.
-  if (const std::uint8_t code = managed->tensor.dtype.code; code == complex || code >= first_of_1_1) {
+  // Tensors on devices need the stream protocol of the slow path.
+  if (const std::uint8_t code = managed->tensor.dtype.code;
+      code == complex || code >= first_of_1_1 || managed->tensor.device.type != dlpack::on_host) {
     if (managed->deleter != nullptr) managed->deleter(managed);
     return std::nullopt;
   }
-  return take(managed);
+  return take(managed, Devices::refused);
 }
 
-nb::object to_dlpack(const Tensor& tensor, const nb::object& max_version, const nb::object& dl_device,
-                     std::optional<bool> copy) {
-  if (!tensor.device().is_host()) refuse_to_give("the tensor is on a device");
-  if (!dl_device.is_none() && nb::cast<int>(dl_device[0]) != dlpack::on_host)
-    refuse_to_give("a tensor in host memory can only be given to the host");
+nb::object to_dlpack(const Tensor& tensor, nb::handle stream, const nb::object& max_version,
+                     const nb::object& dl_device, std::optional<bool> copy) {
+  const bool is_host = tensor.device().is_host();
+  if (!dl_device.is_none() && nb::cast<int>(dl_device[0]) != device_of(tensor).type)
+    refuse_to_give(is_host ? "a tensor in host memory can only be given to the host"
+                           : "a tensor on a GPU can only be given to its GPU: use copy_to_host() first");
   int major = 0;
   int minor = 0;
   if (!max_version.is_none()) {
@@ -211,12 +234,17 @@ nb::object to_dlpack(const Tensor& tensor, const nb::object& max_version, const 
   const auto named =
       std::find_if(table.begin(), table.end(), [&](const Named& each) { return each.dtype == tensor.dtype(); });
   // PyTorch ignores READ_ONLY and writes, so a read-only tensor is exported as a copy.
-  const bool needs_copy = copy.value_or(!tensor.is_writable() && tensor.nbytes() != 0);
-  if (copy == false && !tensor.is_writable() && tensor.nbytes() != 0)
+  const bool needs_copy = copy.value_or(is_host && !tensor.is_writable() && tensor.nbytes() != 0);
+  if (needs_copy && !is_host)
+    refuse_to_give("a tensor on a GPU cannot be copied here: copy it with the library that reads it");
+  if (copy == false && is_host && !tensor.is_writable() && tensor.nbytes() != 0)
     refuse_to_give("the tensor is read-only, and not all readers of DLPack look at that: it goes as a copy only");
   // A consumer that passes no version may still know the dtype (apache-tvm-ffi), or reports that it does not.
   if (named->code >= first_of_1_1 && major == 1 && minor == 0)
     refuse_to_give("this dtype needs DLPack 1.1, which the reader has not: use .view(\"U8\")");
+  // The tensor is ready in the default stream. -1: the reader needs no order.
+  if (!is_host && !stream.is_none() && nb::cast<std::intptr_t>(stream) != -1)
+    if (CUstream_st* const after = stream_of(stream)) cuda_functions().order(tensor.device().index, nullptr, after);
   const Tensor given = needs_copy ? without_gil([&] { return Tensor::copy_of(tensor.view()); }) : tensor;
   if (major >= 1) return give<dlpack::ManagedTensorVersioned>(given, *named, needs_copy);
   return give<dlpack::ManagedTensor>(given, *named, needs_copy);

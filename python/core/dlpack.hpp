@@ -58,6 +58,7 @@ struct Exchange {
 static_assert(sizeof(Tensor) == 48 && sizeof(ManagedTensor) == 64 && sizeof(ManagedTensorVersioned) == 80);
 
 inline constexpr std::int32_t on_host = 1;
+inline constexpr std::int32_t on_cuda = 2;
 /// Host memory, including memory pinned by CUDA and ROCm.
 inline constexpr std::array in_host_memory{on_host, 3, 11};
 inline constexpr std::uint64_t read_only = 1;
@@ -65,21 +66,20 @@ inline constexpr std::uint64_t is_copied = 2;
 
 }  // namespace dlpack
 
-/// Throws Error(invalid_argument) if obj.__dlpack_device__() does not report host memory.
-void check_on_host(nb::handle object);
-
-/// Returns the tensor of obj.__dlpack__(). Throws Error(invalid_argument) if the tensor is on a device, its dtype is
-/// unknown, or the capsule has been consumed.
-Tensor tensor_from_dlpack(nb::handle object);
+/// Returns the tensor of obj.__dlpack__(). Its GPU, if it is on one, makes the default stream wait for the work of the
+/// producer. Throws Error(invalid_argument) if the tensor is on another device, or on a GPU without Devices::accepted,
+/// if its dtype is unknown, or if the capsule has been consumed.
+Tensor tensor_from_dlpack(nb::handle object, Devices devices);
 
 /// Does the same without a capsule, about twenty times as fast. It returns nullopt unless the type of the object has
-/// the C functions for that (__dlpack_c_exchange_api__; PyTorch from 2.10 on) and they describe the tensor completely.
-/// Throws as above.
+/// the C functions for that (__dlpack_c_exchange_api__; PyTorch from 2.10 on), they describe the tensor completely, and
+/// it is on the host. Throws as above.
 std::optional<Tensor> tensor_from_exchange(nb::handle object);
 
-/// Returns a capsule that keeps the tensor alive. A read-only tensor is exported as a copy. Throws BufferError if the
-/// export is impossible, such as that of a read-only tensor with copy=False.
-nb::object to_dlpack(const Tensor& tensor, const nb::object& max_version, const nb::object& dl_device,
-                     std::optional<bool> copy);
+/// Returns a capsule that keeps the tensor alive. A read-only tensor on the host is exported as a copy. `stream` of the
+/// GPU waits for the tensor. Throws BufferError if the export is impossible, such as that of a read-only tensor with
+/// copy=False.
+nb::object to_dlpack(const Tensor& tensor, nb::handle stream, const nb::object& max_version,
+                     const nb::object& dl_device, std::optional<bool> copy);
 
 }  // namespace muster::python

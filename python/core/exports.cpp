@@ -33,7 +33,7 @@
 namespace muster::python {
 namespace {
 
-nb::dict dict_of(const Fingerprint& fingerprint) {
+Dict dict_of(const Fingerprint& fingerprint) {
   nb::dict dict = nb::cast<nb::dict>(object_of(inspect::fingerprint_tree(fingerprint)));
   dict["text"] = fingerprint.text();
   return dict;
@@ -46,7 +46,7 @@ nb::list skipped_of(const Omissions& files) {
 }
 
 nb::object shard(const std::string& model, const std::string& out, const std::string& layout, const std::string& plan,
-                 const nb::dict& given, nb::handle progress) {
+                 const Dict& given, nb::handle progress) {
   ShardOptions made;
   const Options options(given);
   options.take("force", made.force);
@@ -80,7 +80,7 @@ nb::object shard(const std::string& model, const std::string& out, const std::st
   return result;
 }
 
-ExportOptions export_options_of(const nb::dict& given) {
+ExportOptions export_options_of(const Dict& given) {
   const Options options(given);
   ExportOptions made;
   std::optional<std::string> writers;
@@ -115,7 +115,7 @@ ExportOptions export_options_of(const nb::dict& given) {
   return made;
 }
 
-nb::dict report_of(const ExportReport& report, const Group& group) {
+Dict report_of(const ExportReport& report, const Group& group) {
   nb::dict result;
   if (group.rank() != 0) return result;
   result["manifest"] = object_of(inspect::account_tree(report.manifest));
@@ -131,7 +131,7 @@ nb::dict report_of(const ExportReport& report, const Group& group) {
 
 /// Runs a blocking export of any source: call(options).
 template <class Call>
-nb::dict exported(Group& group, ExportOptions options, nb::handle progress, const Call& call, std::launch where) {
+Dict exported(Group& group, ExportOptions options, nb::handle progress, const Call& call, std::launch where) {
   const auto work = [&](const ProgressCallback& tell, std::stop_token stop) {
     options.progress = tell;
     options.stop = std::move(stop);
@@ -141,8 +141,8 @@ nb::dict exported(Group& group, ExportOptions options, nb::handle progress, cons
   return report_of(long_work(progress, work, group.kind() == "mpi" ? std::launch::deferred : where), group);
 }
 
-nb::dict export_shards(const std::string& shards, const std::string& out, const std::string& plan, Group& group,
-                       const nb::dict& given, nb::handle progress) {
+Dict export_shards(const std::string& shards, const std::string& out, const std::string& plan, Group& group,
+                   const Dict& given, nb::handle progress) {
   // The other ranks are already waiting for this rank.
   const ExportOptions made = group::or_fail(group, [&] { return export_options_of(given); });
   const auto call = [&](const ExportOptions& options) { return export_model(shards, out, plan, group, options); };
@@ -172,23 +172,23 @@ auto made_for_export(Group& group, ExportForm form, const Make& make) -> decltyp
   return made_or_refused(make, [&](const Error& failure) { refuse_export(group, failure, form); });
 }
 
-LiveArguments live_arguments_of(nb::handle state, Group& group, ExportForm form, const nb::dict& given) {
+LiveArguments live_arguments_of(nb::handle state, Group& group, ExportForm form, const Dict& given) {
   return made_for_export(group, form, [&] {
     const nb::object parts = nb::module_::import_("muster._parts").attr("parts_of")(state);
     return LiveArguments{export_options_of(given), parts_of(parts)};
   });
 }
 
-nb::dict export_tensors(nb::handle state, const std::string& out, const std::string& plan, Group& group,
-                        const nb::dict& given, nb::handle progress) {
+Dict export_tensors(nb::handle state, const std::string& out, const std::string& plan, Group& group, const Dict& given,
+                    nb::handle progress) {
   const LiveArguments live = live_arguments_of(state, group, ExportForm::blocking, given);
   const auto call = [&](const ExportOptions& options) { return export_model(live.parts, out, plan, group, options); };
   return exported(group, live.options, progress, call, std::launch::async);
 }
 
 /// `next()` returns the parts of the next unit as a list, or None at the end. It runs on this thread.
-nb::dict export_units(nb::callable next, const std::string& out, const std::string& plan, Group& group,
-                      const nb::dict& given, nb::handle progress) {
+Dict export_units(Function next, const std::string& out, const std::string& plan, Group& group, const Dict& given,
+                  nb::handle progress) {
   const ExportOptions made = made_for_export(group, ExportForm::blocking, [&] { return export_options_of(given); });
   const PartSource units = [&] {
     return call_python([&]() -> std::optional<std::vector<TensorPart>> {
@@ -201,7 +201,7 @@ nb::dict export_units(nb::callable next, const std::string& out, const std::stri
   return exported(group, made, progress, call, std::launch::deferred);
 }
 
-nb::dict fingerprint_tensors(nb::handle state, Group& group, const nb::dict& given, nb::handle progress) {
+Dict fingerprint_tensors(nb::handle state, Group& group, const Dict& given, nb::handle progress) {
   struct Arguments {
     FingerprintOptions options;
     std::vector<TensorPart> parts;
@@ -239,7 +239,7 @@ nb::dict fingerprint_tensors(nb::handle state, Group& group, const nb::dict& giv
 class ExportWork {
  public:
   ExportWork(nb::handle state, const std::string& out, const std::string& plan, std::shared_ptr<Group> group,
-             const nb::dict& given, nb::handle progress)
+             const Dict& given, nb::handle progress)
       : group_(std::move(group)), telling_(std::make_shared<Telling>(progress)) {
     LiveArguments live = live_arguments_of(state, *group_, ExportForm::asynchronous, given);
     live.options.progress = Telling::callback(telling_);
@@ -258,7 +258,7 @@ class ExportWork {
       }
     });
   }
-  nb::dict get() {
+  Dict get() {
     return report_of(telling_->finish([&](auto time) { return work_.wait_for(time); }, [&] { return work_.get(); }),
                      *group_);
   }
@@ -282,7 +282,7 @@ void bind_exports(nb::module_& module) {
   module.def(
       "begin_export",
       [](nb::handle state, const std::string& out, const std::string& plan, std::shared_ptr<Group> group,
-         const nb::dict& given, nb::handle progress) {
+         const Dict& given, nb::handle progress) {
         return std::make_unique<ExportWork>(state, out, plan, std::move(group), given, progress);
       },
       nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
@@ -294,8 +294,11 @@ void bind_exports(nb::module_& module) {
            R"(Waits until the export has ended. Returns its report or raises its error, on all ranks. Call it once.
 
 Ctrl-C during the wait cancels the export on all ranks.)")
+      .def(
+          "__await__", [](nb::handle self) { return nb::module_::import_("muster._futures").attr("await_work")(self); },
+          nb::sig("def __await__(self) -> collections.abc.Generator[typing.Any, None, dict[str, typing.Any]]"))
       .def("cancel", &ExportWork::cancel, "Requests the end of the export on all ranks. Its output is deleted.");
-  module.def("plan_export", [](const std::string& shards, const std::string& plan, const nb::dict& given) {
+  module.def("plan_export", [](const std::string& shards, const std::string& plan, const Dict& given) {
     const ExportOptions options = export_options_of(given);
     return object_of(inspect::account_tree(without_gil([&] { return plan_export(shards, plan, options); })));
   });

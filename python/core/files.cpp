@@ -39,7 +39,7 @@ std::vector<NamedTensor> weights_of(nb::handle weights) {
   return named;
 }
 
-nb::dict dict_of(const std::vector<NamedTensor>& weights) {
+Dict dict_of(const std::vector<NamedTensor>& weights) {
   nb::dict dict;
   for (const auto& [name, tensor] : weights) dict[text_object(name)] = nb::cast(tensor);
   return dict;
@@ -75,7 +75,7 @@ void bind_states(nb::module_& module) {
       },
       nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
       nb::arg().none());
-  module.def("read_state_file", [](const std::string& path) {
+  module.def("read_state_file", [](const std::string& path) -> Objects {
     std::optional<StateFileInfo> info;
     const State state = without_gil([&] {
       const StateFile file = StateFile::open(path);
@@ -131,7 +131,7 @@ void bind_workspaces(nb::module_& module) {
 }
 
 void bind_safetensors(nb::module_& module) {
-  module.def("load_safetensors", [](const std::string& path) {
+  module.def("load_safetensors", [](const std::string& path) -> Objects {
     std::vector<NamedTensor> tensors;
     const SafetensorsFile file = without_gil([&] {
       SafetensorsFile open = SafetensorsFile::open(path);
@@ -162,7 +162,7 @@ void bind_safetensors(nb::module_& module) {
       nb::arg(), nb::arg(), nb::arg().none());
 }
 
-SourceOptions source_options_of(const nb::dict& given) {
+SourceOptions source_options_of(const Dict& given) {
   const Options options(given);
   SourceOptions made;
   options.take("plan", made.plan);
@@ -175,7 +175,7 @@ SourceOptions source_options_of(const nb::dict& given) {
   return made;
 }
 
-TensorFilter filter_of(const nb::dict& given) {
+TensorFilter filter_of(const Dict& given) {
   const Options options(given);
   TensorFilter filter;
   options.take("select", filter.select);
@@ -184,7 +184,7 @@ TensorFilter filter_of(const nb::dict& given) {
 }
 
 nb::object load_shard_of(const std::string& model, const std::string& layout, int rank, const std::string& plan,
-                         const nb::dict& given, nb::handle group, nb::handle progress) {
+                         const Dict& given, nb::handle group, nb::handle progress) {
   LoadShardOptions made;
   const auto ranks = group.is_none() ? nullptr : group_of(group);
   const auto arguments = [&] {
@@ -210,7 +210,7 @@ void bind_checkpoints(nb::module_& module) {
              nb::arg().none());
   module.def(
       "verify",
-      [](const std::string& path, const nb::dict& given, nb::handle progress) {
+      [](const std::string& path, const Dict& given, nb::handle progress) {
         VerifyOptions made;
         const Options options(given);
         options.take("checksums", made.checksums);
@@ -226,14 +226,14 @@ void bind_checkpoints(nb::module_& module) {
         return object_of(inspect::verify_tree(long_work(progress, work)));
       },
       nb::arg(), nb::arg(), nb::arg().none());
-  module.def("diff", [](const std::string& a, const std::string& b, const nb::dict& given) {
+  module.def("diff", [](const std::string& a, const std::string& b, const Dict& given) {
     const SourceOptions options = source_options_of(given);
     const TensorFilter filter = filter_of(given);
     return object_of(without_gil([&] { return inspect::diff_models(a, b, options, filter); }));
   });
   module.def(
       "fingerprint",
-      [](const std::string& path, const nb::dict& given, nb::handle progress) {
+      [](const std::string& path, const Dict& given, nb::handle progress) {
         SourceOptions request = source_options_of(given);
         const TensorFilter filter = filter_of(given);
         request.path = path;
@@ -252,7 +252,7 @@ void bind_checkpoints(nb::module_& module) {
         return result;
       },
       nb::arg(), nb::arg(), nb::arg().none());
-  module.def("show", [](const std::string& path, const nb::dict& given) {
+  module.def("show", [](const std::string& path, const Dict& given) {
     const SourceOptions options = source_options_of(given);
     const inspect::ShowOptions wanted{.filter = filter_of(given)};
     return object_of(without_gil([&] {

@@ -6,9 +6,12 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
+#include "muster/async.hpp"
 #include "muster/error.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/merge_gather.hpp"
@@ -23,9 +26,14 @@ namespace {
 using gather::GatherKind;
 
 /// Returns make(), which converts Python objects to arguments. If it fails, every rank of the group receives the error.
+/// `stop`: for a call in the background.
 template <class Make>
-auto arguments_of(GatherKind operation, Group& group, const Make& make) -> decltype(make()) {
-  return made_or_refused(make, [&](const Error& failure) { gather::refuse(operation, failure, all_ranks, group, {}); });
+auto arguments_of(GatherKind operation, Group& group, const std::stop_source* stop, const Make& make)
+    -> decltype(make()) {
+  return made_or_refused(make, [&](const Error& failure) {
+    if (stop != nullptr) return gather::refuse_async(operation, failure, group);
+    gather::refuse(operation, failure, all_ranks, group, {});
+  });
 }
 
 Route route_named(const std::string& name) {
@@ -50,23 +58,36 @@ std::string path_of(nb::handle path) {
   return path.is_none() ? std::string() : nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(path));
 }
 
-Asked asked(nb::handle ranks, const nb::dict& options) {
-  Asked asked{argument_of<Ranks>(ranks, "ranks"), {}};
-  const auto root_tensors = argument_of<std::string>(options["root_tensors"], "root_tensors");
-  if (root_tensors != "borrow" && root_tensors != "copy")
+/// Returns whether the option `name` is `second` and not `first`.
+bool is_second(const Dict& options, const char* name, std::string_view first, std::string_view second) {
+  const auto value = argument_of<std::string>(options[name], name);
+  if (value != first && value != second)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("root_tensors: unknown value '{}' (expected 'borrow' or 'copy')", root_tensors));
-  asked.options.root_tensors = root_tensors == "copy" ? RootTensors::copy : RootTensors::borrow;
+                fmt::format("{}: unknown value '{}' (expected '{}' or '{}')", name, value, first, second));
+  return value == second;
+}
+
+Asked asked(nb::handle ranks, const Dict& options, const std::stop_source* stop) {
+  Asked asked{argument_of<Ranks>(ranks, "ranks"), {}};
+  if (stop != nullptr) asked.options.stop = stop->get_token();
+  if (is_second(options, "root_tensors", "borrow", "copy")) asked.options.root_tensors = RootTensors::copy;
   asked.options.writable = argument_of<bool>(options["writable"], "writable");
   if (!options["into"].is_none())
     for (const nb::handle each : nb::iter(options["into"])) asked.options.into.push_back(tensor_of(each));
   asked.options.route = route_named(argument_of<std::string>(options["route"], "route"));
   asked.options.timeout = timeout_of(argument_of<std::optional<double>>(options["timeout"], "timeout"));
+  asked.options.pipeline_depth = argument_of<int>(options["pipeline_depth"], "pipeline_depth");
+  if (!options["memory_budget"].is_none()) asked.options.memory_budget = bytes_of(options["memory_budget"]);
+  if (!options["pool_limit"].is_none()) asked.options.pool_limit = bytes_of(options["pool_limit"]);
   asked.options.workspace.path = path_of(options["workspace_path"]);
+  asked.options.workspace.keep_files = argument_of<bool>(options["keep_files"], "keep_files");
+  asked.options.workspace.zstd_level = argument_of<std::optional<int>>(options["zstd_level"], "zstd_level");
+  if (is_second(options, "destination", "host", "device")) asked.options.devices.destination = Destination::device;
+  asked.options.debug.detect_writes = argument_of<bool>(options["detect_writes"], "detect_writes");
   return asked;
 }
 
-nb::object report_of(const ExchangeResult& exchange) {
+Dict report_of(const ExchangeResult& exchange) {
   const ExchangeReport& report = exchange.report();
   nb::dict dict;
   dict["route"] = std::string(to_string(report.route));
@@ -97,7 +118,7 @@ nb::object object_of_entry(const Tensor& value) {
 
 /// Returns (exchange, entries).
 template <class T>
-nb::object pair_of(GatherResult<T> gathered) {
+nb::object python_of(GatherResult<T> gathered) {
   nb::list entries;
   for (std::size_t i = 0; i < gathered.size(); ++i) {
     const std::optional<T>& entry = gathered[i];
@@ -106,24 +127,48 @@ nb::object pair_of(GatherResult<T> gathered) {
   gathered.release();
   return nb::make_tuple(ExchangeResult(std::move(gathered)), entries);
 }
-
-nb::object get_configs(nb::handle value, nb::handle ranks, Group& group, const nb::dict& options) {
-  std::optional<Config> config;
-  const Asked call = arguments_of(GatherKind::configs, group, [&] {
-    if (!value.is_none()) config = config_of(value);
-    return asked(ranks, options);
-  });
-  return pair_of(without_gil(
-      [&] { return get_configs_parallel(config ? &*config : nullptr, list_of(call.ranks), group, call.options); }));
+/// Returns (exchange, tensor or None).
+nb::object python_of(MergeResult merged) {
+  const nb::object result = merged.tensor() ? nb::cast(*merged.tensor()) : nb::none();
+  merged.release();
+  return nb::make_tuple(ExchangeResult(std::move(merged)), result);
 }
 
-nb::object get_tensors(nb::handle value, nb::handle ranks, Group& group, const nb::dict& options) {
-  Tensor tensor;
-  const Asked call = arguments_of(GatherKind::tensors, group, [&] {
-    tensor = tensor_of(value);
-    return asked(ranks, options);
+/// A gather that runs in the background. get() waits, and returns the result of the blocking call.
+struct GatherWork {
+  std::function<nb::object()> get;
+};
+template <class Result>
+nb::object python_of(Work<Result> work) {
+  const auto kept = std::make_shared<Work<Result>>(std::move(work));
+  return nb::cast(GatherWork{[kept] { return python_of(without_gil([&] { return kept->get(); })); }});
+}
+
+// The calls below run in the background if there is a `stop`.
+
+Any get_configs(nb::handle value, nb::handle ranks, Group& group, const Dict& options, const std::stop_source* stop) {
+  std::optional<Config> config;
+  const Asked call = arguments_of(GatherKind::configs, group, stop, [&] {
+    if (!value.is_none()) config = config_of(value, Devices::accepted);
+    return asked(ranks, options, stop);
   });
-  return pair_of(without_gil([&] { return gather::get_tensors(tensor, list_of(call.ranks), group, call.options); }));
+  const RankList list = list_of(call.ranks);
+  if (stop != nullptr)
+    return python_of(without_gil([&] { return get_configs_async(std::move(config), list, group, call.options); }));
+  return python_of(
+      without_gil([&] { return get_configs_parallel(config ? &*config : nullptr, list, group, call.options); }));
+}
+
+Any get_tensors(nb::handle value, nb::handle ranks, Group& group, const Dict& options, const std::stop_source* stop) {
+  Tensor tensor;
+  const Asked call = arguments_of(GatherKind::tensors, group, stop, [&] {
+    tensor = tensor_of(value, Devices::accepted);
+    return asked(ranks, options, stop);
+  });
+  const RankList list = list_of(call.ranks);
+  if (stop != nullptr)
+    return python_of(without_gil([&] { return get_tensors_async(std::move(tensor), list, group, call.options); }));
+  return python_of(without_gil([&] { return gather::get_tensors(tensor, list, group, call.options); }));
 }
 
 /// Converts a muster.merge.Merge, a tuple of a name, a dimension and blocks.
@@ -142,19 +187,20 @@ Merge merge_of(nb::handle given) {
   throw Error(ErrorKind::invalid_argument, fmt::format("merge: unknown merge '{}'", name));
 }
 
-nb::object merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Group& group, const nb::dict& options) {
+Any merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Group& group, const Dict& options,
+                 const std::stop_source* stop) {
   Tensor tensor;
   Merge kind;
-  const Asked call = arguments_of(GatherKind::merge, group, [&] {
-    tensor = tensor_of(value);
+  const Asked call = arguments_of(GatherKind::merge, group, stop, [&] {
+    tensor = tensor_of(value, Devices::accepted);
     kind = merge_of(merge);
-    return asked(ranks, options);
+    return asked(ranks, options, stop);
   });
-  MergeResult merged =
-      without_gil([&] { return gather::merge_tensor(tensor, kind, list_of(call.ranks), group, call.options); });
-  const nb::object result = merged.tensor() ? nb::cast(*merged.tensor()) : nb::none();
-  merged.release();
-  return nb::make_tuple(ExchangeResult(std::move(merged)), result);
+  const RankList list = list_of(call.ranks);
+  if (stop != nullptr)
+    return python_of(
+        without_gil([&] { return merge_tensor_async(std::move(tensor), kind, list, group, call.options); }));
+  return python_of(without_gil([&] { return gather::merge_tensor(tensor, kind, list, group, call.options); }));
 }
 
 nb::object object_of_part(const LayerPart& part) {
@@ -183,17 +229,19 @@ nb::object object_of_part(const LayerPart& part) {
   return nb::make_tuple(part.layer, part.part, part.num_parts, nb::cast(part.ranks), configs, slices, tensors);
 }
 
-/// `source()` returns a tuple of one config, or None at the end; `consume(...)` receives a part. Both run on this
+/// `source()` returns a tuple of one _core.Config, or None at the end; `consume(...)` receives a part. Both run on this
 /// thread.
-nb::object stream(nb::callable source, nb::handle ranks, Group& group, nb::callable consume, const nb::dict& options,
-                  const std::stop_source& stop) {
+Any stream(Function source, nb::handle ranks, Group& group, Function consume, const Dict& options,
+           const std::stop_source& stop) {
   StreamOptions given;
-  const Ranks list = arguments_of(GatherKind::stream, group, [&] {
+  const Ranks list = arguments_of(GatherKind::stream, group, nullptr, [&] {
     given.memory_budget = bytes_of(options["memory_budget"]);
     given.pipeline_depth = argument_of<int>(options["pipeline_depth"], "pipeline_depth");
     given.route = route_named(argument_of<std::string>(options["route"], "route"));
     given.timeout = timeout_of(argument_of<std::optional<double>>(options["timeout"], "timeout"));
     given.workspace.path = path_of(options["workspace_path"]);
+    given.workspace.zstd_level = argument_of<std::optional<int>>(options["zstd_level"], "zstd_level");
+    given.debug.detect_writes = argument_of<bool>(options["detect_writes"], "detect_writes");
     return argument_of<Ranks>(ranks, "ranks");
   });
   given.stop = stop.get_token();
@@ -201,7 +249,7 @@ nb::object stream(nb::callable source, nb::handle ranks, Group& group, nb::calla
     return call_python([&]() -> std::optional<Config> {
       const nb::object layer = source();
       if (layer.is_none()) return std::nullopt;
-      return config_of(layer[0]);
+      return nb::cast<Config>(layer[0]);
     });
   };
   const auto take = [&](LayerPart& part) { call_python([&] { consume(object_of_part(part)); }); };
@@ -228,9 +276,15 @@ void bind_gathers(nb::module_& module) {
         const auto longest = *timeout_of(timeout);
         return without_gil([&] { return self.wait_released(longest); });
       });
-  module.def("get_configs", get_configs, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg());
-  module.def("get_tensors", get_tensors, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg());
-  module.def("merge_tensor", merge_tensor, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg());
+  nb::class_<GatherWork>(module, "GatherWork").def("get", [](const GatherWork& self) -> Any { return self.get(); });
+  module.def("get_configs", get_configs, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("get_tensors", get_tensors, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("merge_tensor", merge_tensor, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
+             nb::arg().none());
+  nb::class_<Config>(module, "Config")
+      .def(
+          "__init__", [](Config* self, nb::handle value) { new (self) Config(config_of(value, Devices::accepted)); },
+          nb::arg().none());
   nb::class_<std::stop_source>(module, "StopSource").def(nb::init<>()).def("request_stop", [](std::stop_source& self) {
     self.request_stop();
   });

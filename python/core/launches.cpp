@@ -71,14 +71,14 @@ RankOutput output_named(const std::string& name) {
               fmt::format("launch: output: unknown value '{}' (expected 'lines', 'prefixed' or 'live')", name));
 }
 
-std::chrono::milliseconds time_of(const nb::dict& options, const char* name) {
+std::chrono::milliseconds time_of(const Dict& options, const char* name) {
   const auto seconds = argument_of<double>(options[name], name);
   // A time of zero is valid here.
   return seconds == 0 ? std::chrono::milliseconds(0) : *timeout_of(seconds);
 }
 
 void launch(const std::vector<std::string>& program, const std::vector<std::string>& command, nb::handle arguments,
-            int ranks, const nb::dict& options) {
+            int ranks, const Dict& options) {
   MultiprocessConfig config{.world_size = ranks, .launch_method = LaunchMethod::spawn};
   SubprocessOptions given{.program = program};
   if (!arguments.is_none()) given.arguments = {command[0], to_json(config_of(arguments))};

@@ -42,7 +42,7 @@ Returns:
 
 Raises:
     InvalidArgumentError: `ranks` is out of range.)");
-  nb::class_<MessageQueue>(
+  nb::class_<Closable<MessageQueue>> type(
       module, "MessageQueue",
       R"(A queue in shared memory: one rank of a group writes, and the others read every message in order.
 
@@ -64,12 +64,11 @@ Raises:
     UnsupportedError: The ranks do not share memory.
     TimeoutError: A rank did not arrive.
     PeerLostError: A rank died or left.
-    CancelledError: The wait was interrupted.)")
-      .def(
+    CancelledError: The wait was interrupted.)");
+  type.def(
           "__init__",
-          [](MessageQueue* self, nb::handle group, const Given<int>& writer, const Given<std::optional<int>>& reader,
-             nb::handle capacity, const Given<std::string>& dead_reader, const Given<std::string>& external_writer,
-             const Given<Seconds>& timeout) {
+          [](Closable<MessageQueue>* self, nb::handle group, nb::handle writer, nb::handle reader, nb::handle capacity,
+             nb::handle dead_reader, nb::handle external_writer, nb::handle timeout) {
             const auto made = group_of(group);
             const QueueOptions options = made_for(*made, [&] {
               QueueOptions given = options_of(capacity, dead_reader, timeout);
@@ -78,20 +77,29 @@ Raises:
               given.external_writer = argument_of<std::string>(external_writer, "external_writer");
               return given;
             });
-            new (self) MessageQueue(without_gil([&] { return MessageQueue(*made, options); }));
+            new (self)
+                Closable<MessageQueue>(without_gil([&] { return std::make_shared<MessageQueue>(*made, options); }));
           },
-          nb::arg("group").none() = nb::none(), nb::arg("writer") = 0, nb::kw_only(), nb::arg("reader") = nb::none(),
-          nb::arg("capacity").none() = nb::none(), nb::arg("dead_reader") = "fail", nb::arg("external_writer") = "",
-          nb::arg("timeout") = nb::none())
+          nb::arg("group").none() = nb::none(), nb::arg("writer").none() = 0, nb::kw_only(),
+          nb::arg("reader").none() = nb::none(), nb::arg("capacity").none() = nb::none(),
+          nb::arg("dead_reader").none() = "fail", nb::arg("external_writer").none() = "",
+          nb::arg("timeout").none() = nb::none(),
+          nb::sig(
+              "def __init__(self, group: typing.Any = None, writer: int = 0, *, reader: int | None = None, capacity: "
+              "int | str | None = None, dead_reader: typing.Literal['fail', 'drop'] = 'fail', external_writer: str = "
+              "'', timeout: float | None = None) -> None"))
       .def_static(
           "attach_writer",
           [](const std::string& handle, nb::handle capacity, nb::handle dead_reader, nb::handle timeout) {
             QueueOptions options = options_of(capacity, dead_reader, timeout);
             options.external_writer = handle;
-            return without_gil([&] { return MessageQueue::attach_writer(options); });
+            return Closable<MessageQueue>(
+                without_gil([&] { return std::make_shared<MessageQueue>(MessageQueue::attach_writer(options)); }));
           },
           nb::arg("handle"), nb::kw_only(), nb::arg("capacity").none() = nb::none(), nb::arg("dead_reader") = "fail",
           nb::arg("timeout") = nb::none(),
+          nb::sig("def attach_writer(handle: str, *, capacity: int | str | None = None, dead_reader: "
+                  "typing.Literal['fail', 'drop'] = 'fail', timeout: float | None = None) -> MessageQueue"),
           R"(Returns the writing end of a queue, in a process that is not a rank. The options and the errors are those of
 the ranks.
 
@@ -136,14 +144,21 @@ Raises:
           "Writes a config, which each reader receives by get_config(). Otherwise as put().")
       .def(
           "get_config",
-          [](MessageQueue& self, Seconds timeout) {
+          [](MessageQueue& self, Seconds timeout) -> Any {
             return object_of(without_gil([&] { return self.get_config({.timeout = timeout_of(timeout)}); }));
           },
           nb::kw_only(), nb::arg("timeout") = nb::none(),
           "Returns the next config of put_config(). Otherwise as get(). Tensors of a large config are in memory of the "
           "writer, read-only.")
-      .def("has_message", &MessageQueue::has_message,
-           "Returns whether a message has arrived. It does not wait. Only a reader may call it.");
+      .def(
+          "has_message", [](const MessageQueue& self) { return self.has_message(); },
+          "Returns whether a message has arrived. It does not wait. Only a reader may call it.");
+  def_closing<MessageQueue>(type,
+                            R"(Leaves the queue and releases its memory. Local; a second call does nothing.
+
+Later calls raise InvalidArgumentError here. Readers still receive the messages that were written before. Configs that
+were received remain valid. `with` closes the queue at the end of its block.)",
+                            "def __enter__(self) -> MessageQueue");
 }
 
 }  // namespace muster::python

@@ -12,21 +12,12 @@
 #include "muster/trace.hpp"
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
+#include "python/core/process_groups.hpp"
 #include "python/core/waiting.hpp"
-#include "src/collectives/engine.hpp"
 #include "src/compat/roles.hpp"
 
 namespace muster::python {
 namespace {
-
-/// Raises an error of this rank on all ranks, which make a collective call at the same time.
-void refuse(ProcessGroup& group, nb::handle error) {
-  const auto raise = [&] {
-    PyErr_SetObject(error.type().ptr(), error.ptr());
-    throw nb::python_error();
-  };
-  made_or_refused(raise, [&](const Error& failure) { collectives::engine_of(group).refuse(failure); });
-}
 
 nb::dict layout_of(Group& group, const nb::callable& sizes) {
   std::optional<Error> trouble;
@@ -72,8 +63,7 @@ void average(ProcessGroup& group, nb::handle parameters, bool of_gradients) {
     }
     return model;
   };
-  const auto model =
-      made_or_refused(make, [&](const Error& failure) { collectives::engine_of(group).refuse(failure); });
+  const auto model = made_in(group, make);
   without_gil([&] { of_gradients ? roles::average_gradients(model, group) : roles::average_models(model, group); });
 }
 
@@ -96,7 +86,6 @@ std::vector<RankTimes> times_of(nb::handle times) {
 }  // namespace
 
 void bind_roles(nb::module_& module) {
-  module.def("refuse", refuse, nb::arg("group"), nb::arg("error"));
   module.def("role_layout", layout_of, nb::arg("group"), nb::arg("sizes"));
   module.def("average", average, nb::arg("group"), nb::arg("parameters"), nb::arg("of_gradients"));
   module.def("report_load_imbalance", [](nb::handle times) {

@@ -12,7 +12,9 @@
 #include "muster/shared_arena.hpp"
 #include "python/core/arrays.hpp"
 #include "python/core/bindings.hpp"
+#include "python/core/devices.hpp"
 #include "python/core/dlpack.hpp"
+#include "python/core/elements.hpp"
 #include "python/core/waiting.hpp"
 
 namespace muster::python {
@@ -22,18 +24,10 @@ nb::object helper(const char* name) {
   return nb::module_::import_("muster._arrays").attr(name);
 }
 
-nb::tuple tuple_of(const std::vector<std::int64_t>& numbers) {
+Ints tuple_of(const std::vector<std::int64_t>& numbers) {
   nb::list list;
   for (const std::int64_t number : numbers) list.append(number);
   return nb::tuple(list);
-}
-
-Strides full_strides(const TensorView& view) {
-  if (!view.is_contiguous()) return view.strides();
-  Strides strides(view.shape().size());
-  std::int64_t step = 1;
-  for (std::size_t i = strides.size(); i-- > 0; step *= view.shape()[i]) strides[i] = step;
-  return strides;
 }
 
 /// Returns the same memory as elements of another dtype.
@@ -61,23 +55,8 @@ Tensor seen_as(const Tensor& tensor, DType dtype, std::optional<Shape> shape) {
   return {seen, tensor.owner(), tensor.mutable_data()};
 }
 
-/// Returns whether the single element of a tensor is not zero. Minus zero counts as zero, NaN does not.
-bool is_true(const TensorView& tensor) {
-  const DType dtype = tensor.dtype();
-  const Tensor copy = Tensor::copy_of(tensor);
-  std::vector<std::byte> bytes(copy.bytes().begin(), copy.bytes().end());
-  if (dtype == DType::f8_e8m0) return true;  // this dtype has no zero
-  const bool has_minus_zero =
-      dtype != DType::f8_e4m3fnuz && dtype != DType::f8_e5m2fnuz;  // that pattern is NaN in these
-  const bool has_sign = has_minus_zero && (to_string(dtype).front() == 'F' || to_string(dtype).starts_with("BF") ||
-                                           dtype == DType::complex64);
-  const std::size_t number = dtype == DType::complex64 ? bytes.size() / 2 : bytes.size();
-  // The last byte of a number contains its sign. A packed element is in the lowest bits of its byte.
-  if (is_packed(dtype))
-    bytes.back() &= std::byte((1U << (bits(dtype) - (has_sign ? 1 : 0))) - 1);
-  else if (has_sign)
-    for (std::size_t last = number - 1; last < bytes.size(); last += number) bytes[last] &= std::byte{0x7f};
-  return std::ranges::any_of(bytes, [](std::byte each) { return each != std::byte{0}; });
+Tensor copied(const Tensor& tensor) {
+  return without_gil([&] { return Tensor::copy_of(tensor.view()); });
 }
 
 bool is_of(nb::handle object, std::string_view package) {
@@ -99,6 +78,14 @@ DType dtype_named(std::string name) {
 
 }  // namespace
 
+Strides full_strides(const TensorView& view) {
+  if (!view.is_contiguous()) return view.strides();
+  Strides strides(view.shape().size());
+  std::int64_t step = 1;
+  for (std::size_t i = strides.size(); i-- > 0; step *= view.shape()[i]) strides[i] = step;
+  return strides;
+}
+
 DType dtype_of(nb::handle dtype) {
   return converted([&] { return dtype_named(nb::cast<std::string>(helper("dtype_name")(dtype))); });
 }
@@ -117,21 +104,22 @@ std::uint64_t bytes_of(nb::handle size) {
       [&] { return nb::cast<std::uint64_t>(nb::module_::import_("muster._units").attr("bytes_of")(size)); });
 }
 
-Tensor tensor_of(nb::handle object) {
+Tensor tensor_of(nb::handle object, Devices devices) {
   if (nb::isinstance<Tensor>(object)) return nb::cast<Tensor>(object);
   if (auto tensor = tensor_from_exchange(object)) return *std::move(tensor);
   // Subclasses of torch.Tensor (Parameter) may be defined in other modules, but have its attributes.
   if (is_of(object, "torch") || nb::hasattr(object, "requires_grad"))
-    return nb::cast<Tensor>(helper("from_torch")(object));
+    return nb::cast<Tensor>(helper("from_torch")(object, devices == Devices::accepted));
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     if (is_of(object, "numpy")) return nb::cast<Tensor>(helper("from_numpy")(object));
     return tensor_from_buffer(object);
   }
-  if (nb::hasattr(object, "__dlpack__")) {
-    check_on_host(object);
-    return tensor_from_dlpack(object);
-  }
+  if (nb::hasattr(object, "__dlpack__")) return tensor_from_dlpack(object, devices);
   if (nb::hasattr(object, "__array_interface__")) return tensor_from_array_interface(object);
+  if (nb::hasattr(object, "__cuda_array_interface__")) {
+    if (devices == Devices::accepted) return tensor_from_cuda_array_interface(object);
+    throw Error(ErrorKind::invalid_argument, "the tensor is on a GPU: copy it to the host first");
+  }
   throw Error(ErrorKind::invalid_argument,
               fmt::format("{} is not a tensor: it supports neither DLPack nor the buffer protocol",
                           nb::type_name(object.type()).c_str()));
@@ -156,13 +144,22 @@ and tensors of files are read-only.)")
       .def_prop_ro(
           "size", [](const Tensor& self) { return self.view().element_count(); }, "The number of elements.")
       .def_prop_ro("nbytes", &Tensor::nbytes, "The size of a contiguous copy in bytes.")
+      .def_prop_ro(
+          "device", [](const Tensor& self) { return to_string(self.device()); },
+          "The location of the elements: 'host', or the GPU, such as 'cuda:0'.")
+      .def(
+          "copy_to_host",
+          [](const Tensor& self) {
+            if (self.device().is_host()) return copied(self);
+            const cuda::Functions& functions = cuda_functions();
+            return without_gil([&] { return functions.copy_to_host(self); });
+          },
+          "Returns a contiguous writable copy on the host, of a tensor on the host or on a GPU.")
       .def_prop_ro("is_writable", &Tensor::is_writable, "Whether the elements may be changed.")
       .def_prop_ro(
           "is_contiguous", [](const Tensor& self) { return self.view().is_contiguous(); },
           "Whether the elements are in row-major order without gaps.")
-      .def(
-          "copy", [](const Tensor& self) { return without_gil([&] { return Tensor::copy_of(self.view()); }); },
-          "Returns a contiguous writable copy.")
+      .def("copy", copied, "Returns a contiguous writable copy.")
       .def(
           "view",
           [](const Tensor& self, nb::handle dtype, std::optional<Shape> shape) {
@@ -178,17 +175,28 @@ Args:
 Raises:
     InvalidArgumentError: The number of bytes differs, or the tensor is not contiguous.)")
       .def(
-          "numpy", [](nb::handle self) { return helper("to_numpy")(self); },
+          "numpy", [](nb::handle self, nb::handle dtype) { return helper("to_numpy")(self, dtype); },
+          nb::arg("dtype").none() = nb::none(),
+          nb::sig("def numpy(self, dtype: muster._typing.DTypeLike | None = None) -> typing.Any"),
           R"(Returns a NumPy array of this memory, without a copy. It is read-only if the tensor is read-only.
 
-BF16 and FP8 require ml_dtypes. Packed dtypes become one dimension of bytes.)")
+BF16 and FP8 require ml_dtypes, unless `dtype` is given. Packed dtypes become one dimension of bytes.
+
+Args:
+    dtype: The dtype of the array. If it is another one than that of the tensor, the array is a copy with the values
+        converted, one item per element.)")
+      .def("item", item_of, nb::sig("def item(self) -> typing.Any"),
+           "Returns the element of a tensor of one element, as an int, a float, a bool or a complex.")
+      .def("tolist", list_of_elements, nb::sig("def tolist(self) -> typing.Any"),
+           "Returns the elements as nested lists, or the element of a scalar.")
       .def(
           "__array__",
           [](nb::handle self, nb::handle dtype, nb::handle copy) { return helper("to_array")(self, dtype, copy); },
-          nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none())
+          nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none(),
+          nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> typing.Any"))
       .def(
           "torch", [](nb::handle self, std::optional<bool> copy) { return helper("to_torch")(self, copy); },
-          nb::arg("copy") = nb::none(),
+          nb::arg("copy") = nb::none(), nb::sig("def torch(self, copy: bool | None = None) -> typing.Any"),
           R"(Returns a torch.Tensor of this memory if it is writable, otherwise of a copy. Packed dtypes become bytes.
 
 Args:
@@ -198,16 +206,43 @@ Raises:
     BufferError: `copy` is False, and the tensor is read-only.)")
       .def(
           "__dlpack__",
-          [](const Tensor& self, const nb::object&, const nb::object& max_version, const nb::object& dl_device,
-             std::optional<bool> copy) { return to_dlpack(self, max_version, dl_device, copy); },
+          [](const Tensor& self, nb::handle stream, const nb::object& max_version, const nb::object& dl_device,
+             std::optional<bool> copy) { return to_dlpack(self, stream, max_version, dl_device, copy); },
           nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("max_version") = nb::none(),
           nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none())
-      .def("__dlpack_device__", [](const Tensor&) { return nb::make_tuple(dlpack::on_host, 0); })
+      .def_prop_ro("__cuda_array_interface__", to_cuda_array_interface,
+                   nb::sig("def __cuda_array_interface__(self) -> dict[str, typing.Any]"))
+      .def(
+          "__dlpack_device__",
+          [](const Tensor& self) {
+            return self.device().is_host() ? nb::make_tuple(dlpack::on_host, 0)
+                                           : nb::make_tuple(dlpack::on_cuda, self.device().index);
+          },
+          nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
       .def(
           "__bool__",
-          [](const Tensor& self) { return self.shape().empty() ? is_true(self.view()) : self.shape().front() != 0; },
-          "Returns the value of a scalar. Any other tensor is true if it has rows, like a list, so that `result and "
-          "...` works.")
+          [](const Tensor& self) {
+            if (self.view().element_count() == 1) return PyObject_IsTrue(item_of(self).ptr()) == 1;
+            return self.shape().front() != 0;
+          },
+          "Returns whether the element of a tensor of one element is not zero. Any other tensor is true if it has "
+          "rows, "
+          "like a list, so that `result and ...` works.")
+      .def("__getitem__", indexed, nb::arg("index").none(),
+           nb::sig("def __getitem__(self, index: muster._typing.Index) -> Tensor"),
+           R"(Returns the part that an int, a slice, Ellipsis or a tuple of these selects, in the same memory.
+
+A part of a packed dtype must consist of whole bytes in one piece.)")
+      .def(
+          "__iter__", [](nb::handle self) { return helper("iterate")(self); },
+          nb::sig("def __iter__(self) -> collections.abc.Iterator[Tensor]"))
+      .def(
+          "__deepcopy__", [](const Tensor& self, nb::handle) { return copied(self); }, nb::arg("memo"),
+          nb::sig("def __deepcopy__(self, memo: typing.Any) -> Tensor"))
+      .def(
+          "__reduce_ex__", [](nb::handle self, nb::handle protocol) { return helper("reduced")(self, protocol); },
+          nb::arg("protocol"),
+          nb::sig("def __reduce_ex__(self, protocol: typing.SupportsIndex) -> tuple[typing.Any, ...]"))
       .def("__bytes__",
            [](const Tensor& self) {
              const Tensor whole =
@@ -220,7 +255,8 @@ Raises:
              return self.shape().front();
            })
       .def("__repr__", [](const Tensor& self) {
-        return fmt::format("muster.Tensor({}{})", to_string(TensorSpec{self.dtype(), self.shape()}),
+        return fmt::format("muster.Tensor({}{}{})", to_string(TensorSpec{self.dtype(), self.shape()}),
+                           self.device().is_host() ? "" : ", " + to_string(self.device()),
                            self.is_writable() ? "" : ", read-only");
       });
   module.def("bitwise_equal", [](nb::handle a, nb::handle b) {
@@ -231,13 +267,14 @@ Raises:
   module.def(
       "as_tensor",
       [](nb::handle object, nb::handle dtype, std::optional<Shape> shape) {
-        Tensor tensor = tensor_of(object);
+        Tensor tensor = tensor_of(object, Devices::accepted);
         if (dtype.is_none() && !shape) return tensor;
         return seen_as(tensor, dtype.is_none() ? tensor.dtype() : dtype_of(dtype), std::move(shape));
       },
       nb::arg("object").none(), nb::arg("dtype").none() = nb::none(), nb::arg("shape") = nb::none());
+  module.def("widened", widened);
   module.def("from_buffer", [](nb::handle object) { return tensor_from_buffer(object); });
-  module.def("from_dlpack", [](nb::handle object) { return tensor_from_dlpack(object); });
+  module.def("from_dlpack", [](nb::handle object) { return tensor_from_dlpack(object, Devices::accepted); });
   module.def(
       "empty",
       [](nb::handle dtype, Shape shape) {

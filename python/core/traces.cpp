@@ -40,23 +40,27 @@ Args:
     name: The name. The trace keeps its first 31 bytes.)")
       .def(
           "__init__", [](Span* self, std::string name) { new (self) Span(std::move(name)); }, nb::arg("name"))
-      .def("__enter__",
-           [](nb::object self) {
-             auto& span = nb::cast<Span&>(self);
-             if (span.running)
-               throw Error(ErrorKind::invalid_argument, "TraceSpan: this span has already begun: create another one");
-             span.running = std::make_unique<TraceSpan>(span.name);
-             span.thread = std::this_thread::get_id();
-             return self;
-           })
-      .def("__exit__",
-           [](Span& self, const nb::args&) {
-             if (self.is_of_another_thread())
-               throw Error(
-                   ErrorKind::invalid_argument,
-                   "TraceSpan \"" + self.name + "\": the span began on another thread: leave its `with` block there");
-             self.running.reset();
-           })
+      .def(
+          "__enter__",
+          [](nb::object self) {
+            auto& span = nb::cast<Span&>(self);
+            if (span.running)
+              throw Error(ErrorKind::invalid_argument, "TraceSpan: this span has already begun: create another one");
+            span.running = std::make_unique<TraceSpan>(span.name);
+            span.thread = std::this_thread::get_id();
+            return self;
+          },
+          nb::sig("def __enter__(self) -> TraceSpan"))
+      .def(
+          "__exit__",
+          [](Span& self, const nb::args&) {
+            if (self.is_of_another_thread())
+              throw Error(
+                  ErrorKind::invalid_argument,
+                  "TraceSpan \"" + self.name + "\": the span began on another thread: leave its `with` block there");
+            self.running.reset();
+          },
+          nb::sig("def __exit__(self, *args: object) -> None"))
       .def(
           "add_bytes",
           [](Span& self, std::uint64_t bytes) {

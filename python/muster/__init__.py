@@ -5,7 +5,7 @@ docs/reference/python-api.md lists the names by task. Importing this package imp
 """
 
 import os as _os
-import typing as _typing
+import typing as _types
 
 try:
     from ._core import ExportWork, Group, MessageQueue, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, make_queue_handle, version as __version__
@@ -39,16 +39,21 @@ from ._gathers import (
     GatherResult,
     as_tensor,
     empty,
+    get_configs_async,
     get_configs_parallel,
+    get_tensors_async,
     get_tensors_parallel,
+    merge_tensor_async,
     merge_tensor_parallel,
     trim,
 )
 from ._groups import file_group, from_process_group, local_group, set_world, single_group, tcp_group, world
 from ._launch import launch
+from ._logs import use_logging
 from ._names import missing_attribute as _missing_attribute
 from ._parts import Part
 from ._streams import LayerPart, gather_each
+from ._typing import ReduceOp
 from .errors import (
     CancelledError,
     CorruptError,
@@ -85,6 +90,7 @@ __all__ = [
     "PeerLostError",
     "ProcessGroup",
     "RankMismatchError",
+    "ReduceOp",
     "SharedArena",
     "State",
     "Tensor",
@@ -100,7 +106,9 @@ __all__ = [
     "fingerprint",
     "from_process_group",
     "gather_each",
+    "get_configs_async",
     "get_configs_parallel",
+    "get_tensors_async",
     "get_tensors_parallel",
     "is_tracing",
     "join",
@@ -110,6 +118,7 @@ __all__ = [
     "local_group",
     "make_queue_handle",
     "merge",
+    "merge_tensor_async",
     "merge_tensor_parallel",
     "plan_export",
     "read_state_file",
@@ -122,15 +131,23 @@ __all__ = [
     "split",
     "tcp_group",
     "trim",
+    "use_logging",
     "verify",
     "world",
     "write_state_file",
 ]
 
 
-if not _typing.TYPE_CHECKING:  # type checkers would accept any name
+if _types.TYPE_CHECKING:
+    from ._futures import Future as Future
+else:  # type checkers would accept any name
 
     def __getattr__(name):
+        if name == "Future":
+            # With its imports it would take longer to load than the rest of the package.
+            from ._futures import Future
+
+            return Future
         raise _missing_attribute(name)
 
 

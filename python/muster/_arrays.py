@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 from . import _core, errors
 
 # Library names of the dtypes that are converted as plain numbers of the same size.
@@ -35,9 +37,9 @@ def from_numpy(array):
     return _core.from_buffer(array)
 
 
-def from_torch(tensor):
+def from_torch(tensor, takes_devices=False):
     tensor = tensor.detach()
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" and not (takes_devices and tensor.device.type == "cuda"):
         raise errors.InvalidArgumentError(f"the tensor is on {tensor.device}: copy it to the host first (.cpu())")
     name = str(tensor.dtype).removeprefix("torch.")
     if name in _OF_BYTES:
@@ -64,6 +66,8 @@ _OTHER_NAMES = {
     **_NAMES,
 }
 
+_NUMPY_NAMES = {"BOOL": "bool", "C64": "complex64", **{ours: name for name, ours in _OTHER_NAMES.items() if name[-1].isdigit() and name not in _NAMES}}
+
 
 def dtype_name(dtype):
     """Returns the Muster name of a dtype, from a name or from a dtype of NumPy, ml_dtypes or PyTorch."""
@@ -82,34 +86,76 @@ def dtype_name(dtype):
     return _OTHER_NAMES.get(name.lower(), name)
 
 
-def to_numpy(tensor):
+def to_numpy(tensor, dtype=None):
     import numpy
 
+    if tensor.device != "host":
+        raise errors.InvalidArgumentError(f"numpy: {tensor!r} is on a GPU: use copy_to_host() first")
+    if dtype is not None and (tensor.dtype in PACKED or dtype_name(dtype) != tensor.dtype):
+        is_small = tensor.dtype in PACKED or tensor.dtype in _ML_DTYPES
+        array = numpy.asarray(memoryview(_core.widened(tensor) if is_small else tensor))
+        return array.astype(_numpy_dtype(dtype))
     if tensor.dtype in PACKED:
         return numpy.asarray(memoryview(tensor.view("U8", (tensor.nbytes,))))
     if tensor.dtype not in _ML_DTYPES:
         return numpy.asarray(memoryview(tensor))
-    import ml_dtypes
-
     same_size = "U16" if tensor.dtype == "BF16" else "U8"
-    return numpy.asarray(memoryview(tensor.view(same_size))).view(getattr(ml_dtypes, _ML_DTYPES[tensor.dtype]))
+    return numpy.asarray(memoryview(tensor.view(same_size))).view(_numpy_dtype(tensor.dtype))
+
+
+def _numpy_dtype(dtype):
+    import numpy
+
+    name = dtype_name(dtype)
+    if name in _ML_DTYPES:
+        try:
+            import ml_dtypes
+        except ModuleNotFoundError:
+            raise errors.UnsupportedError(f"NumPy has {name} only with ml_dtypes: install it, or pass a dtype to numpy(), such as 'float32'") from None
+
+        return numpy.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+    try:
+        return numpy.dtype(_NUMPY_NAMES.get(name, dtype))
+    except TypeError:
+        raise errors.InvalidArgumentError(f"dtype: {dtype!r} is not a dtype of NumPy") from None
 
 
 def to_array(tensor, dtype=None, copy=None):
     """Implements numpy.asarray() for dtypes that the buffer protocol cannot describe."""
-    if tensor.dtype in PACKED:
-        raise errors.InvalidArgumentError(f"NumPy has no dtype for {tensor.dtype}: use numpy(), which returns the bytes that the elements share")
-    array = tensor.numpy()
-    if dtype is not None and array.dtype != dtype:
-        if copy is False:
-            raise ValueError(f"{tensor.dtype} as {dtype} needs a copy")
-        return array.astype(dtype)
-    return array.copy() if copy else array
+    if tensor.dtype in PACKED and dtype is None:
+        raise errors.InvalidArgumentError(f"NumPy has no dtype for {tensor.dtype}: use numpy(), which returns the bytes that the elements share, or pass a dtype")
+    if copy is False and dtype is not None and dtype_name(dtype) != tensor.dtype:
+        raise ValueError(f"{tensor.dtype} as {dtype} needs a copy")
+    array = to_numpy(tensor, dtype)
+    return array.copy() if copy and array.base is not None else array
+
+
+def iterate(tensor):
+    """Implements iter(): the parts of dimension 0."""
+    return (tensor[number] for number in range(len(tensor)))
+
+
+def reduced(tensor, protocol):
+    """Implements pickling: the bytes, which protocol 5 may pass outside of the pickle."""
+    whole = tensor if tensor.is_contiguous else tensor.copy()
+    data = memoryview(whole.view("U8", (whole.nbytes,)))
+    return restored, (tensor.dtype, tensor.shape, pickle.PickleBuffer(data) if protocol >= 5 else bytes(data))
+
+
+def restored(dtype, shape, data):
+    tensor = _core.as_tensor(data, dtype, list(shape))
+    return tensor if tensor.is_writable else tensor.copy()
 
 
 def to_torch(tensor, copy=None):
     import torch
 
+    if tensor.device != "host":
+        # With the stream protocol, and in the same memory: results on GPUs belong to this process.
+        name = _BYTES.get(tensor.dtype)
+        made = torch.from_dlpack(tensor.view("U8") if name else tensor)
+        made = made.view(getattr(torch, name)) if name else made
+        return made.clone() if copy else made
     if copy is False and not tensor.is_writable:
         raise BufferError("the tensor is read-only, which PyTorch ignores: allow a copy")
     if copy or not tensor.is_writable:

@@ -36,9 +36,9 @@ def world() -> Group:
 def initialized_distributed():
     """Returns torch.distributed if this process has initialized it, else None."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed
+    # Programs may have replaced the functions of torch.distributed (muster.compat.install), not those of this module.
+    c10d = getattr(distributed, "distributed_c10d", None)
+    return distributed if c10d is not None and c10d.is_initialized() else None
 
 
 def set_world(group: Group | None) -> None:

@@ -8,18 +8,19 @@ import importlib.util
 import os
 import sys
 import traceback
+import typing
 
 from . import _core, errors
 
 
 def launch(
-    target,
+    target: typing.Callable[..., typing.Any] | str | typing.Sequence[str | os.PathLike[str]],
     ranks: int,
-    arguments: dict | None = None,
+    arguments: typing.Mapping[str, typing.Any] | None = None,
     *,
-    environment: dict | None = None,
-    output: str = "lines",
-    log_directory=None,
+    environment: typing.Mapping[str, str] | None = None,
+    output: typing.Literal["lines", "prefixed", "live"] = "lines",
+    log_directory: str | os.PathLike[str] | None = None,
     tee: bool = False,
     timeout: float | None = None,
     grace: float = 5.0,

@@ -36,9 +36,9 @@ class Part:
     """
 
     def __init__(self, tensor: typing.Any, whole: typing.Iterable[int] | None = None, offset: typing.Iterable[int] | None = None):
-        self.tensor = tensor
-        self.whole = None if whole is None else _numbers("whole", whole)
-        self.offset = None if offset is None else _numbers("offset", offset)
+        self.tensor: typing.Any = tensor
+        self.whole: tuple[int, ...] | None = None if whole is None else _numbers("whole", whole)
+        self.offset: tuple[int, ...] | None = None if offset is None else _numbers("offset", offset)
 
 
 def parts_of(state: typing.Any) -> list[_NamedPart]:

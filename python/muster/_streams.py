@@ -11,6 +11,7 @@ import weakref
 from . import _core, errors
 from ._core import Group
 from ._groups import _resolve
+from ._typing import Route
 
 
 class LayerPart:
@@ -20,7 +21,7 @@ class LayerPart:
     another part is None here. Leaves that are not tensors are in part 0.
 
     `layer` is the number of the layer. `part` and `num_parts` are the number of the part and the number of parts.
-    `ranks` is the list. `slices` gives the positions of slices of tensors that are larger than a part. `tensors` lists
+    `ranks` is the list, and part[i] is the config of ranks[i]. `slices` gives the positions of slices of tensors that are larger than a part. `tensors` lists
     all tensors of the layer in part 0, and is empty in the other parts. Both are lists of dicts with rank, path (a JSON
     pointer), dtype and shape. Slices also have offset and elements.
     """
@@ -52,7 +53,24 @@ class LayerPart:
         """Returns (rank, config) of the ranks with a config in this part, in the order of the list."""
         return [(rank, config) for rank, config in zip(self.ranks, self._configs) if config is not None]
 
-    def __getitem__(self, rank: int) -> typing.Any:
+    def __len__(self) -> int:
+        return len(self._configs)
+
+    def __iter__(self) -> typing.Iterator[typing.Any]:
+        return iter(self._configs)
+
+    def __getitem__(self, index: int) -> typing.Any:
+        """Returns the config at a position of the list, or None if nothing of its rank is in this part.
+
+        Raises:
+            IndexError: The list has no such position, or the part has ended.
+        """
+        try:
+            return self._configs[index]
+        except IndexError:
+            raise IndexError(f"index {index} is out of range for {len(self._configs)} entries") from None
+
+    def by_rank(self, rank: int) -> typing.Any:
         """Returns the config of a rank of the group, or None if nothing of it is in this part.
 
         Raises:
@@ -84,9 +102,11 @@ def gather_each(
     *,
     memory_budget: int | str = "256MiB",
     pipeline_depth: int = 2,
-    route: str = "auto",
+    route: Route = "auto",
     timeout: float | None = None,
     workspace_path: str | os.PathLike[str] | None = None,
+    zstd_level: int | None = None,
+    detect_writes: bool = False,
 ) -> typing.Iterator[LayerPart]:
     """Yields the layers of all ranks, part by part, on the first rank of the list, the root.
 
@@ -105,6 +125,8 @@ def gather_each(
         route: As for get_configs_parallel().
         timeout: As for get_configs_parallel().
         workspace_path: As for get_configs_parallel().
+        zstd_level: As for get_configs_parallel().
+        detect_writes: As for get_configs_parallel().
 
     Raises:
         Error: A rank failed. All ranks raise its error. After InvalidArgumentError, RankMismatchError (lists, number of
@@ -136,6 +158,8 @@ def gather_each(
                 "route": route,
                 "timeout": timeout,
                 "workspace_path": workspace_path,
+                "zstd_level": zstd_level,
+                "detect_writes": detect_writes,
             }
             _core.gather_each(lambda: ask("layer"), ranks, group, lambda part: ask("part", part), options, stop)
             asked.put(("end", None))
@@ -168,7 +192,8 @@ def gather_each(
                 try:
                     if source is None:
                         source = _iterator_of(layers)
-                    answer, own = (next(source),), None
+                    # On this thread, because a producer of tensors on GPUs orders the stream of the calling thread.
+                    answer, own = (_core.Config(next(source)),), None
                 except StopIteration:
                     answer = None
                 except Exception as error:

@@ -29,7 +29,7 @@ class Error(Exception):
     #: errno of the system call that failed. 0: no system call failed.
     os_error: int = 0
 
-    def __str__(self):
+    def __str__(self) -> str:
         # If OSError is the second base, its __str__ would add errno in front of the message.
         return str(self.args[0]) if self.args else ""
 

@@ -33,13 +33,13 @@ def concat(dim: int, blocks: typing.Iterable[int] = ()) -> Merge:
 
 
 #: Stacks the tensors of the ranks, of one dtype and shape, along a new outermost dimension.
-stack = Merge("stack")
+stack: Merge = Merge("stack")
 #: Adds each element in rank order. Integers wrap around. Floats narrower than 32 bits are added in 32 bits and rounded
 #: once. Bool is rejected.
-sum = Merge("sum")
+sum: Merge = Merge("sum")
 #: Takes the largest value of each element. NaN of any rank gives NaN.
-max = Merge("max")
+max: Merge = Merge("max")
 #: Requires that every rank has the same tensor, and compares all of them bit by bit.
-same = Merge("same")
+same: Merge = Merge("same")
 #: Takes the tensor of the root and ignores those of the other ranks.
-first = Merge("first")
+first: Merge = Merge("first")

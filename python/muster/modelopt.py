@@ -13,6 +13,7 @@ import importlib
 import operator
 import pathlib
 import sys
+import typing
 
 from . import _files, _hook
 from ._core import Group, Tensor
@@ -30,7 +31,7 @@ _CLASS = "$dataclass"
 
 
 @contextlib.contextmanager
-def get_tensors_parallel(tensor, ranks, group=None):
+def get_tensors_parallel(tensor: typing.Any, ranks: typing.Iterable[int], group: typing.Any = None) -> typing.Iterator[list[typing.Any]]:
     """Gathers a torch.Tensor of each rank of a list on its first rank, the root. A context manager.
 
     Collective over `group`. At the end of the `with` block all ranks wait until the root has arrived.
@@ -52,7 +53,7 @@ def get_tensors_parallel(tensor, ranks, group=None):
 
 
 @contextlib.contextmanager
-def get_configs_parallel(config, ranks, group=None, workspace_path=None):
+def get_configs_parallel(config: typing.Any, ranks: typing.Iterable[int], group: typing.Any = None, workspace_path: str | os.PathLike[str] | None = None) -> typing.Iterator[list[typing.Any]]:
     """Gathers a config of each rank of a list on its first rank, the root. A context manager.
 
     The rules and the errors are those of get_tensors_parallel().
@@ -199,10 +200,10 @@ class NFSWorkspace:
     ranks create the first object of a job; everything else is local, without a barrier.
     """
 
-    def __init__(self, workspace_path=None):
-        self.path = pathlib.Path("" if workspace_path is None else workspace_path)
+    def __init__(self, workspace_path: str | os.PathLike[str] | None = None):
+        self.path: pathlib.Path = pathlib.Path("" if workspace_path is None else workspace_path)
         distributed = initialized_distributed()
-        self.rank = 0 if distributed is None else distributed.get_rank()
+        self.rank: int = 0 if distributed is None else distributed.get_rank()
         self._files = None
         if workspace_path is None:
             return
@@ -224,7 +225,7 @@ class NFSWorkspace:
         state = self._state(self.rank)
         return None if state is None else pathlib.Path(state.info["path"])
 
-    def write_configs_and_weights(self, config_json, weights) -> None:
+    def write_configs_and_weights(self, config_json: dict[str, typing.Any], weights: typing.Mapping[str, typing.Any]) -> None:
         """Writes the state of this rank.
 
         Args:
@@ -238,7 +239,7 @@ class NFSWorkspace:
         weights = {name: weight.detach().cpu() for name, weight in weights.items()}
         self._initialized().write_configs_and_weights({"config": config_json}, weights)
 
-    def read_configs_and_weights_from_rank(self, target_rank):
+    def read_configs_and_weights_from_rank(self, target_rank: int) -> tuple[typing.Any, typing.Any]:
         """Returns (config, weights) of a rank, with writable torch tensors, or (None, None) if it has no state now.
 
         Args:

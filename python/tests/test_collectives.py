@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import muster
 from ranks import run
 
 
@@ -170,6 +171,123 @@ def test_wrong_arguments_are_errors_on_all_ranks_and_the_groups_remain_usable():
         for name, (_, words), found in zip(WRONG, WRONG.values(), each):
             assert found and found[0] == "InvalidArgumentError" and "rank 1" in found[1] and words in found[1], (name, found)
         assert [kind for kind, _ in each[len(WRONG):]] == ["InvalidArgumentError"] * 2
+
+
+def test_reduce_op():
+    assert muster.ReduceOp.SUM == "sum" and f"{muster.ReduceOp.AVERAGE}" == "average" and len(muster.ReduceOp) == 5
+    told = run(
+        """
+        ranks = muster.ProcessGroup(group)
+        mine = np.full(2, rank + 2, "f4")
+        out = np.zeros(2, "f4")
+        found = []
+        for op in muster.ReduceOp:
+            for each in (op, op.value):
+                ranks.all_reduce_into(out, mine, each)
+                ranks.all_reduce(own := mine.copy(), each)
+                ranks.reduce(at_root := mine.copy(), 0, each)
+                ranks.reduce_scatter_into(part := np.zeros(1, "f4"), mine, each)
+                parts = [ranks.all_reduce_shared(mine, each).tolist(), ranks.reduce_scatter(mine, op=each).tolist()]
+                values = {*out.tolist(), *own.tolist(), *part.tolist(), *parts[0], *parts[1], *(at_root.tolist() if rank == 0 else [])}
+                assert len(values) == 1, values
+            found.append(values.pop())
+        tell(found)
+        """
+    )
+    assert told == [[5.0, 6.0, 2.0, 3.0, 2.5]] * 2  # in the order of the class
+
+
+def test_closed_groups():
+    told = run(
+        """
+        def of_closed(thing, calls):
+            assert thing.is_closed
+            thing.close()
+            return sorted({str(failure(call)) for call in calls})
+        with group.duplicate() as other:
+            other.barrier()
+            with muster.ProcessGroup(other) as ranks, muster.MessageQueue(other) as queue:
+                queue.put(b"last") if rank == 0 else None
+                shared = ranks.all_reduce_shared(np.ones(1 << 16, "f4"))
+                work = ranks.irecv(np.zeros(1), 1 - rank)
+                other.close()
+                ranks.barrier()  # has memory of its own
+                got = [queue.get().decode() if rank else None, shared[0].item()]
+        messages = of_closed(ranks, [ranks.barrier, lambda: ranks.rank, lambda: ranks.send(np.ones(1), 0), lambda: ranks.all_reduce(np.ones(1)), lambda: ranks.split([0])])
+        messages += of_closed(queue, [queue.has_message, lambda: queue.put(b""), lambda: queue.get_config()])
+        use = lambda group: muster.get_configs_parallel(1, None, group).__enter__()
+        messages += of_closed(other, [other.barrier, other.duplicate, lambda: other.size, lambda: use(other), lambda: muster.ProcessGroup(other), lambda: muster.set_world(other)])
+        messages += [str(failure(work.get)), repr(other), got]
+        group.barrier()
+        tell(messages)
+        """
+    )
+    closed = [str(["InvalidArgumentError", f"{name}: it was closed: use it before close(), or make a new one"]) for name in ("ProcessGroup", "MessageQueue", "Group")]
+    for rank, each in enumerate(told):
+        assert each[:3] == closed and "group has been destroyed" in each[3] and each[4:] == ["muster.Group(closed)", [["last"], [None]][rank == 0] + [2.0]]
+
+
+def test_a_rank_that_closes_its_group_has_left():
+    told = run(
+        """
+        other = group.duplicate()
+        if rank == 0:
+            other.close()
+            tell(None)
+        else:
+            tell(failure(other.barrier))
+        group.barrier()
+        """
+    )
+    assert told[0] is None and told[1][0] == "PeerLostError" and "rank 0" in told[1][1]
+
+
+def test_a_closed_group_returns_its_memory_and_a_closed_world_can_be_formed_again():
+    told = run(
+        """
+        first = group.duplicate()
+        muster.set_world(first)
+        assert muster.world() is first
+        with muster.get_tensors_parallel(np.ones(1 << 22, "f4")) as parts:
+            held = [part.numpy() for part in parts]
+        first.barrier()
+        def mapped():
+            return sum("memfd" in line or "muster" in line for line in open("/proc/self/maps"))
+        before = mapped()
+        del held, parts
+        first.close()
+        after = mapped()
+        second = muster.world()  # no launcher: a group of this process
+        muster.set_world(group)
+        assert muster.world() is group
+        tell([after < before, second.size, second is muster.world(), first.is_closed])
+        group.barrier()
+        """
+    )
+    assert told == [[True, 1, False, True]] * 2
+
+
+def test_a_group_that_is_closed_during_a_call_of_another_thread():
+    told = run(
+        """
+        import threading
+        other = group.duplicate()
+        results = []
+        thread = threading.Thread(target=lambda: results.append(failure(other.barrier)))
+        if rank == 0:
+            thread.start()
+            time.sleep(0.3)
+            other.close()  # the call keeps the group
+            group.barrier()
+            thread.join()
+        else:
+            group.barrier()
+            other.barrier()
+        tell([results, failure(other.barrier)])
+        group.barrier()
+        """
+    )
+    assert told[0][0] == [None] and told[0][1][0] == "InvalidArgumentError"
 
 
 def test_queue():

@@ -187,6 +187,19 @@ def test_pytorch_keeps_its_references_to_torch_distributed():
     ) == [True, False, False]
 
 
+@needs_torch
+def test_the_world_does_not_take_our_torch_distributed_for_that_of_pytorch():
+    assert python(
+        """
+        import muster, muster.compat
+        muster.compat.install("torch.distributed")
+        import torch.distributed as dist
+        dist.init_process_group("shm")
+        print([dist.is_initialized(), muster.world().size])
+        """
+    ) == [True, 1]
+
+
 def test_the_command_runs_a_script_with_its_arguments(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os, sys, gfn.utils.distributed as d\nprint([d.get_rank(), __name__, sys.argv[1:], os.environ['MUSTER_COMPAT'], sys.path[0]])\n")

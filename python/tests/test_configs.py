@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import math
 
 import numpy as np
@@ -11,10 +12,10 @@ GROUP = muster.single_group()
 
 
 class OnDevice:
-    """A tensor of a GPU. Its device must be read before its memory."""
+    """A tensor in managed memory of a GPU. Its device must be read before its memory."""
 
     def __dlpack_device__(self):
-        return (2, 0)
+        return (13, 0)
 
     def __dlpack__(self, **_):
         raise AssertionError("it was asked for")
@@ -55,9 +56,27 @@ def test_tensors_at_leaves():
     assert np.shares_memory(got["weight"].numpy(), weight)
 
 
+@dataclasses.dataclass
+class Layer:
+    weight: object
+    name: str = "linear"
+    inner: "Layer | None" = None
+    _count: int = dataclasses.field(default=3, init=False)
+
+
+def test_dataclasses_come_back_as_dicts():
+    weight = np.ones(2, "f4")
+    back = through([Layer(1.5, inner=Layer(weight, "mlp"))])
+    inner = back[0].pop("inner")
+    assert back == [{"weight": 1.5, "name": "linear", "_count": 3}]
+    assert list(inner) == ["weight", "name", "inner", "_count"] and np.array_equal(inner["weight"].numpy(), weight)
+
+
 @pytest.mark.parametrize(
     "value,words",
     [
+        (Layer(1, inner=Layer({"a": 1j})), r"config\['inner'\]\['weight'\]\['a'\]: complex is not a value"),
+        (Layer, "type is not a value: it takes dict with str keys, dataclass"),
         ({"layers": [0, {"scale": 1j}]}, r"config\['layers'\]\[1\]\['scale'\]: complex is not a value"),
         ({"a": {3: 1}}, r"config\['a'\]: a key is int, not str"),
         ([2**64], r"config\[0\]: an int beyond 64 bits"),
@@ -65,7 +84,7 @@ def test_tensors_at_leaves():
         ({"s": "\ud800"}, r"config\['s'\]: the str is not valid Unicode"),
         ({"set": {1}}, "set is not a value"),
         ([np.array(["x"])], r"config\[0\]: there is no dtype"),
-        ({"layers": [{"scale": OnDevice()}]}, r"config\['layers'\]\[0\]\['scale'\]: DLPack: the tensor is on a device \(type 2\): copy it"),
+        ({"layers": [{"scale": OnDevice()}]}, r"config\['layers'\]\[0\]\['scale'\]: DLPack: the tensor is on a device \(type 13\): copy it"),
         ({"a": [Raises("torn \ud800")]}, r"config\['a'\]\[0\]: LookupError: torn \\ud800 \| File \".*test_configs.py\", line \d+, in __dlpack__ \| raise"),
         ({"a": type("Other", (), {"__array_interface__": 3})()}, r"config\['a'\]: an argument does not have the expected type"),
         ({"key": b"abc"}, r"config\['key'\]: bytes is not a value of a config: pass a str"),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import inspect
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -20,12 +22,79 @@ def test_configs_of_three_ranks():
         config = None if rank == 1 else {"rank": rank, "weight": np.full((2, 3), rank, "f4")}
         with muster.get_configs_parallel(config, [2, 1, 0], group) as layers:
             here = [(r, c["rank"], c["weight"].numpy().sum().item()) for r, c in layers.present()]
-            tell([bool(layers), layers.ranks, here, layers[1] if layers else "nothing", "route" in layers.explain()])
+            found = [layers[0]["rank"], layers[1], layers.by_rank(0)["rank"]] if layers else [failure(lambda: layers[0])[0], failure(lambda: layers.by_rank(2))[0]]
+            tell([bool(layers), layers.ranks, here, found, "route" in layers.explain()])
         """,
         3,
     )
-    assert told[2] == [True, [2, 1, 0], [[2, 2, 12.0], [0, 0, 0.0]], None, True]
-    assert told[0] == told[1] == [False, [2, 1, 0], [], "nothing", True]
+    assert told[2] == [True, [2, 1, 0], [[2, 2, 12.0], [0, 0, 0.0]], [2, None, 0], True]
+    assert told[0] == told[1] == [False, [2, 1, 0], [], ["IndexError", "KeyError"], True]
+
+
+def test_parts_of_streams_are_indexed_by_position():
+    told = run(
+        """
+        found = []
+        for part in muster.gather_each([{"rank": rank}], [1, 0], group):
+            found = [len(part), part[0]["rank"], part[-1]["rank"], part.by_rank(0)["rank"], [each["rank"] for each in part]]
+            found += [failure(lambda: part[2]), failure(lambda: part.by_rank(2))]
+        tell(found)
+        """
+    )
+    assert told[0] == [] and told[1][:5] == [2, 1, 0, 0, [1, 0]] and [kind for kind, _ in told[1][5:]] == ["IndexError", "KeyError"]
+
+
+def test_every_option_of_the_header_is_a_parameter():
+    header = pathlib.Path(__file__).parents[2] / "include" / "muster"
+    if not header.is_dir():
+        pytest.skip("the tests are outside of the source tree")
+
+    def members(file, name):
+        text = re.sub(r" *//.*", "", (header / file).read_text())
+        body = re.search(rf"\nstruct {name} \{{\n(.*?)\n\}};", text, re.DOTALL)[1]
+        found = re.findall(r"^ +(?:[\w:<>]+|std::optional<[\w:]+>|std::vector<\w+>) (\w+) = ", body, re.MULTILINE)
+        assert len(found) > 8, found
+        return set(found) - {"workspace", "devices", "debug"}
+
+    # A stop request is Future.cancel().
+    gathers = {"workspace_path" if name == "path" else name for name in members("gather.hpp", "GatherOptions")} - {"stop"}
+    configs, tensors, merge, stream = (
+        set(inspect.signature(call).parameters)
+        for call in (muster.get_configs_parallel, muster.get_tensors_parallel, muster.merge_tensor_parallel, muster.gather_each)
+    )
+    assert gathers - configs == {"into"} and gathers - tensors == set()
+    assert gathers - merge == {"writable", "destination"}  # they have no effect on merges
+    # `debug` of a stream is that of a gather.
+    assert {"workspace_path" if name == "path" else name for name in members("gather_each.hpp", "StreamOptions")} - {"stop"} - stream == set()
+    assert "detect_writes" in stream
+    for name, parallel in (("get_configs", muster.get_configs_parallel), ("get_tensors", muster.get_tensors_parallel), ("merge_tensor", muster.merge_tensor_parallel)):
+        assert inspect.signature(getattr(muster, f"{name}_async")) == inspect.signature(parallel)
+
+
+def test_options_reach_the_library(tmp_path):
+    told = run(
+        f"""
+        weight = np.full(1 << 18, rank, "f4")
+        def gather(**options):
+            with muster.get_tensors_parallel(weight, None, group, **options) as parts:
+                return [float(part.numpy()[0]) for part in parts]
+        kept = gather(workspace_path={str(tmp_path)!r}, keep_files=True, zstd_level=3)
+        refused = [
+            failure(lambda: gather(memory_budget="1KiB")), failure(lambda: gather(pipeline_depth=-1)), failure(lambda: gather(memory_budget="much")),
+            failure(lambda: gather(destination="disk")), failure(lambda: gather(zstd_level="x")), failure(lambda: gather(pool_limit=-1)),
+        ]
+        group.barrier()
+        muster.trim(group)
+        with muster.get_tensors_parallel(weight, None, group, pool_limit=0) as parts:
+            pass
+        group.barrier()
+        tell([kept, refused, gather(memory_budget="64MiB", pipeline_depth=1, detect_writes=True), muster.trim(group)])
+        """
+    )
+    assert told[0][0] == told[0][2] == [0.0, 1.0]
+    for each in told:
+        assert [kind for kind, _ in each[1]] == ["OutOfSpaceError", *["InvalidArgumentError"] * 5], each[1]
+    assert list(tmp_path.rglob("*.h5")), list(tmp_path.rglob("*"))
 
 
 def test_tensors_stay_valid_and_may_be_written_to():
@@ -593,9 +662,11 @@ def test_results_outside_of_with():
     with pytest.raises(RuntimeError, match="not begun"):
         len(gather)
     with gather as configs:
-        assert configs[0] == 1 and list(configs) == [1]
-        with pytest.raises(KeyError):
+        assert configs[0] == configs[-1] == configs.by_rank(0) == 1 and list(configs) == configs[:] == [1]
+        with pytest.raises(IndexError, match=r"index 3 is out of range for 1 entries: the list is \[0\]"):
             configs[3]
+        with pytest.raises(KeyError, match=r"rank 3 has no entry here: the list is \[0\]"):
+            configs.by_rank(3)
     with pytest.raises(RuntimeError, match="ended"):
         configs[0]
     with pytest.raises(RuntimeError, match="once"):

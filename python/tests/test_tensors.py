@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import array
+import copy
 import gc
+import pickle
+import subprocess
 import sys
 import weakref
 
@@ -39,15 +42,15 @@ class OnlyInterface:
 
 
 class TorchOnDevice:
-    """The attributes of a PyTorch tensor on a device."""
+    """The attributes of a PyTorch tensor on a device of another vendor."""
 
     requires_grad = False
 
     class device:
-        type = "cuda"
+        type = "xpu"
 
         def __str__(self):
-            return "cuda:0"
+            return "xpu:0"
 
     device = device()
 
@@ -137,11 +140,152 @@ def test_truth():
     assert muster.as_tensor(bytes([0x10]), "F6_E2M3", ())
     assert not muster.as_tensor(np.array(-0.0)) and muster.as_tensor(np.array(np.nan)) and muster.as_tensor(np.array(0.5))
     assert muster.as_tensor(np.array(-1)) and not muster.as_tensor(np.zeros((), "c8")) and muster.as_tensor(np.array(1j, "c8"))
+    assert not muster.as_tensor(np.zeros((1, 1), "f4")) and muster.as_tensor(np.ones((1, 1), "f4"))
     # All other shapes behave like a list.
-    for shape in ((1,), (2,), (2, 0), (2, 2)):
+    for shape in ((2,), (2, 0), (2, 2)):
         assert muster.as_tensor(np.zeros(shape, "f4"))
     for shape in ((0,), (0, 2)):
         assert not muster.empty("F32", shape)
+
+
+def test_elements():
+    for name in BY_BUFFER:
+        array = np.arange(6).reshape(2, 3).astype(muster.empty(name, ()).numpy().dtype)
+        tensor = muster.as_tensor(array)
+        assert tensor.tolist() == array.tolist() and type(tensor[1, 2].item()) is type(array[1, 2].item()), name
+        assert tensor[0, 1].item() == array[0, 1].item() and tensor[1, 2].tolist() == array[1, 2].item()
+        assert muster.as_tensor(array.T).tolist() == array.T.tolist()
+    assert muster.as_tensor(np.array([2**64 - 1], "u8")).item() == 2**64 - 1 and muster.as_tensor(np.array([[-(2**63)]])).item() == -(2**63)
+    assert muster.as_tensor(np.array([1 + 2j], "c8")).item() == 1 + 2j
+    assert muster.empty("F32", (0, 2)).tolist() == [] and muster.empty("F32", (2, 0)).tolist() == [[], []]
+    for shape in ((2,), (0,)):
+        with pytest.raises(muster.InvalidArgumentError, match="item: .* use tolist"):
+            muster.empty("F32", shape).item()
+
+
+def same(a, b):
+    return np.array_equal(np.asarray(a, "f8"), np.asarray(b, "f8"), equal_nan=True) and np.array_equal(np.signbit(a), np.signbit(b))
+
+
+def test_elements_of_small_floats():
+    """All values of the formats of 16 bits and less, as ml_dtypes has them."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for name, numpy_name in (*BY_ML_DTYPES.items(), ("F16", "float16")):
+        dtype = np.dtype(getattr(ml_dtypes, numpy_name, numpy_name))
+        values = np.arange(1 << (8 * dtype.itemsize)).astype(f"u{dtype.itemsize}").view(dtype)
+        tensor = muster.as_tensor(values)
+        wide = values.astype("f4")
+        is_number = ~np.isnan(wide)
+        assert tensor.dtype == name
+        for got in (tensor.tolist(), tensor.numpy("float32"), tensor.numpy(np.float64)):
+            assert np.array_equal(np.isnan(got), ~is_number) and same(np.asarray(got)[is_number], wide[is_number]), name
+        assert tensor.numpy(dtype).dtype == dtype and np.shares_memory(tensor.numpy(dtype), values)
+    for name, numpy_name, width in (("F4", "float4_e2m1fn", 4), ("F6_E2M3", "float6_e2m3fn", 6), ("F6_E3M2", "float6_e3m2fn", 6)):
+        codes = np.arange(1 << width, dtype="u1")
+        bits = (codes[:, None] >> np.arange(width) & 1).reshape(-1)
+        tensor = muster.as_tensor(np.packbits(bits, bitorder="little"), name, (2, 1 << width - 1))
+        wide = codes.view(getattr(ml_dtypes, numpy_name)).astype("f4").reshape(2, -1)
+        assert same(tensor.tolist(), wide) and same(tensor.numpy("float32"), wide), name
+    assert muster.as_tensor(b"\x10\xf8", "U4", (4,)).tolist() == [0, 1, 8, 15]
+    assert muster.as_tensor(b"\x10\xf8", "I4", (4,)).numpy("int32").tolist() == [0, 1, -8, -1]
+
+
+def test_values_without_ml_dtypes():
+    source = """
+import sys
+sys.modules["ml_dtypes"] = None
+import muster
+tensor = muster.as_tensor(b"\\x80\\x3f\\x00\\xc0", "BF16", (2,))
+assert tensor.tolist() == [1, -2] and tensor[1].item() == -2 and tensor.numpy("float32").tolist() == [1, -2]
+try:
+    tensor.numpy()
+except muster.UnsupportedError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.returncode == 0 and "NumPy has BF16 only with ml_dtypes: install it" in done.stdout, done.stderr
+
+
+def test_conversions():
+    tensor = muster.as_tensor(np.arange(4, dtype="i2").reshape(2, 2))
+    for dtype in ("float32", "F32", np.float32, np.dtype("f4")):
+        assert tensor.numpy(dtype).dtype == "f4" and tensor.numpy(dtype).tolist() == [[0, 1], [2, 3]]
+    assert np.shares_memory(tensor.numpy("I16"), tensor.numpy())
+    with pytest.raises(muster.InvalidArgumentError, match="'F4' is not a dtype of NumPy"):
+        tensor.numpy("F4")
+
+
+INDICES = [
+    0, -1, (1, 2), (-2, -3, -4), slice(None), slice(1, None), slice(None, None, -1), (slice(None), slice(None, None, 2)), ..., (..., 1), (0, ..., slice(3, 0, -2)),
+    (), (slice(5, 9),), (slice(2, 0), 1), (np.int64(1), slice(-2, None)), (0, ..., 1, 2), (slice(None), ..., 0),
+]
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_indexing(index):
+    base = np.arange(24, dtype="f4").reshape(2, 3, 4)
+    for array in (base, base.transpose(), base[::-1, :, ::2], base[:, :0]):
+        tensor = muster.as_tensor(array)
+        try:
+            wanted = array[index]
+        except IndexError:
+            with pytest.raises(IndexError):
+                tensor[index]
+            continue
+        found = tensor[index]
+        assert found.shape == np.shape(wanted) and found.tolist() == wanted.tolist() and found.is_writable
+        assert found.nbytes == 0 or np.shares_memory(found.numpy(), base)
+
+
+def test_wrong_indices():
+    tensor = muster.as_tensor(np.zeros((2, 3), "f4"))
+    for index, kind, words in (
+        (2, IndexError, "index 2 is out of range for dimension 0 of extent 2"), ((0, -4), IndexError, "index -4 .* dimension 1 of extent 3"),
+        ((0, 0, 0), IndexError, "3 indices for a tensor of 2 dimensions"), ((..., ...), IndexError, "at most one Ellipsis"), (1 << 70, IndexError, "cannot fit"),
+        (True, TypeError, "not bool"), (None, TypeError, "not NoneType"), ("a", TypeError, "not str"), ([0], TypeError, "not list"), (1.0, TypeError, "not float"),
+    ):
+        with pytest.raises(kind, match=words):
+            tensor[index]
+    with pytest.raises(ValueError, match="slice step"):
+        tensor[::0]
+
+
+def test_indices_of_packed_dtypes_keep_whole_bytes():
+    tensor = muster.as_tensor(np.arange(9, dtype="u1"), "U4", (3, 6))
+    assert tensor[1].tolist() == tensor.tolist()[1] and tensor[1:].tolist() == tensor.tolist()[1:] and tensor[1, 2:4].tolist() == tensor.tolist()[1][2:4]
+    for index in ((0, 1), (slice(None), 0), slice(None, None, 2), (0, slice(None, None, -1))):
+        with pytest.raises(muster.InvalidArgumentError, match="U4 share bytes"):
+            tensor[index]
+    odd = muster.as_tensor(np.arange(2, dtype="u1"), "U4", (3,))
+    assert odd[2:].tolist() == [1]
+
+
+def test_iteration():
+    tensor = muster.as_tensor(np.arange(6, dtype="i4").reshape(3, 2))
+    assert [row.tolist() for row in tensor] == [[0, 1], [2, 3], [4, 5]] and len(tensor) == 3 and list(muster.empty("F32", (0, 2))) == []
+    a, b, c = tensor[:, 0]
+    assert (a.item(), c.item()) == (0, 4)
+    for call in (len, iter):
+        with pytest.raises(TypeError, match="without dimensions"):
+            call(tensor[0, 0])
+
+
+def test_copies_and_pickles():
+    tensors = [muster.as_tensor(np.arange(6, dtype="f4").reshape(2, 3).T), muster.as_tensor(b"\x01\x02\x03", "F4", (2, 3)), muster.as_tensor(np.array(5)), muster.empty("BF16", (0, 2))]
+    for tensor in tensors:
+        ways = [copy.copy, copy.deepcopy, *(lambda t, p=p: pickle.loads(pickle.dumps(t, p)) for p in range(pickle.HIGHEST_PROTOCOL + 1))]
+        for way in ways:
+            made = way(tensor)
+            assert (made.dtype, made.shape, made.is_writable, made.is_contiguous) == (tensor.dtype, tensor.shape, True, True)
+            assert muster._core.bitwise_equal(made, tensor)
+    mine = np.zeros(3, "f4")
+    made = copy.deepcopy({"a": [muster.as_tensor(mine)]})["a"][0]
+    made.numpy()[:] = 1
+    assert mine.tolist() == [0, 0, 0]
+    buffers = []
+    big = muster.as_tensor(np.arange(1 << 16))
+    text = pickle.dumps(big, 5, buffer_callback=buffers.append)
+    assert len(text) < 1000 and pickle.loads(text, buffers=buffers).tolist() == list(range(1 << 16))
 
 
 def test_names_of_dtypes():
@@ -267,7 +411,7 @@ def test_other_objects_are_refused():
         (np.array(["a"]), "no dtype"),
         (np.zeros(2, ">f4"), "order"),
         (np.zeros(2, "f2,f4"), "no dtype"),
-        (TorchOnDevice(), "the tensor is on cuda:0: copy it to the host"),
+        (TorchOnDevice(), "the tensor is on xpu:0: copy it to the host"),
     ):
         with pytest.raises(muster.InvalidArgumentError, match=words):
             muster.as_tensor(value)

@@ -39,6 +39,30 @@ def live(folder: pathlib.Path, group: muster.Group, weight: muster.Tensor) -> st
     return str(work.get()["manifest"]) if work.is_done() else ""
 
 
+async def background(group: muster.Group, weight: muster.Tensor) -> list[tuple[int, ...]]:
+    future: muster.Future[muster.GatheredTensors] = muster.get_tensors_async(weight, None, group, route="shm")
+    with future.result(timeout=30) as parts:
+        shapes = [part.shape for part in parts] + [parts[0].shape, parts.by_rank(1).shape, *(part.shape for part in parts[1:])]
+    configs = await muster.get_configs_async({"a": 1}, group=group)
+    merged: muster.Tensor | None = await muster.merge_tensor_async(weight, muster.merge.sum, group=group)
+    return shapes if merged is None else [merged.shape, (len(configs),)]
+
+
+def closed(group: muster.Group, weight: muster.Tensor) -> float:
+    with group.duplicate() as other, muster.ProcessGroup(other) as ranks, muster.MessageQueue(other, dead_reader="drop") as queue:
+        ranks.all_reduce(weight, muster.ReduceOp.MAX)
+        ranks.all_reduce(weight, "max", timeout=3)
+        part: muster.ProcessGroup | None = ranks.split(range(1))
+        shared: muster.Tensor = ranks.all_reduce_shared(weight)
+        rows, counts = ranks.all_to_allv(weight, [1, 2])
+        config, sender, tag = ranks.recv_config(None)
+        queue.put_config({"rows": sum(counts), "sender": sender + tag, "config": config, "part": part is None})
+    muster.use_logging("debug")
+    row: muster.Tensor = shared[0, ..., ::2]
+    number: float = row.item()
+    return number + len(rows) + sum(each.size for each in row)
+
+
 def merged(group: muster.Group, weight: muster.Tensor) -> str:
     whole = muster.merge_tensor_parallel(weight, muster.merge.concat(0), None, group)
     return "" if whole is None else whole.dtype

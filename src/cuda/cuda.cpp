@@ -10,6 +10,7 @@
 #include "muster/group.hpp"
 #include "src/cuda/copy_queue.hpp"
 #include "src/cuda/driver.hpp"
+#include "src/cuda/functions.hpp"
 #include "src/cuda/nccl.hpp"
 #include "src/cuda/staging.hpp"
 
@@ -121,6 +122,26 @@ extern "C" bool muster_cuda_report(muster::CudaReport& report) {
     report.unavailable_reason = error.what();
     return false;
   }
+}
+
+namespace muster::cuda {
+namespace {
+
+void order(int device, StreamHandle before, StreamHandle after) {
+  const Current current(device);
+  Event event(device);
+  event.record(before == nullptr ? legacy_stream() : before);
+  check(driver().stream_wait_event(after == nullptr ? legacy_stream() : after, event.handle(), 0),
+        fmt::format("ordering two streams of cuda:{}", device));
+}
+
+}  // namespace
+}  // namespace muster::cuda
+
+extern "C" const muster::cuda::Functions& muster_cuda_functions() {
+  static constexpr muster::cuda::Functions functions{
+      .view = muster::cuda_view, .copy_to_host = muster::copy_to_host, .order = muster::cuda::order};
+  return functions;
 }
 
 namespace muster {

@@ -59,6 +59,10 @@ MergeResult merge_tensor(const Tensor& tensor, const Merge& merge, const RankLis
 [[noreturn]] void refuse(GatherKind operation, const Error& failure, const RankList& ranks, Group& group,
                          const GatherOptions& options);
 
+/// Does the same in the order of the asynchronous calls of the group. The error is delivered to the other ranks by
+/// their Work. Collective.
+void refuse_async(GatherKind operation, const Error& failure, Group& group);
+
 /// Frees memory that ended asynchronous calls of the group keep for later ones. Does nothing while such a call runs.
 /// Returns the bytes.
 std::uint64_t trim_async(Group& group);

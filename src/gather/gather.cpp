@@ -3,6 +3,8 @@
 
 #include "muster/gather.hpp"
 #include <fmt/core.h>
+#include <fmt/ranges.h>
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <utility>
@@ -29,6 +31,16 @@ bool ExchangeResult::wait_released(std::chrono::milliseconds timeout) const {
 
 void detail::refuse_index(std::size_t index, std::size_t size) {
   throw Error(ErrorKind::invalid_argument, fmt::format("result: index {} is out of range for {} entries", index, size));
+}
+
+std::size_t detail::position_of(int rank, const std::vector<int>& ranks, std::size_t size) {
+  const auto position = static_cast<std::size_t>(std::ranges::find(ranks, rank) - ranks.begin());
+  if (position >= size)
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("result: rank {} has no entry here: {}", rank,
+                            position < ranks.size() ? "only the root has entries"
+                                                    : fmt::format("the list is [{}]", fmt::join(ranks, ", "))));
+  return position;
 }
 
 const ExchangeReport& ExchangeResult::report() const {
@@ -168,6 +180,12 @@ void refuse_asynchronous(const Config& value) {
     throw Error(ErrorKind::unsupported, fmt::format("asynchronous calls need tensors on the host, but these are on {}. "
                                                     "Copy them to the host first, or use the call without _async",
                                                     places_text(value)));
+}
+
+void refuse_async(GatherKind operation, const Error& failure, Group& group) {
+  (void)start(all_ranks, group, [operation, failure](const std::vector<int>& list, Group& own) {
+    refuse(operation, failure, list, own, {});
+  });
 }
 
 std::uint64_t trim_async(Group& group) {

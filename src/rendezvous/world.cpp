@@ -352,6 +352,15 @@ void group::forget_world() {
   if (const auto lock = world.mutex.lock_unless_abandoned(); lock && !world.is_set) world.group = nullptr;
 }
 
+void group::leave_world(const Group& group) {
+  World& world = the_world();
+  std::shared_ptr<Group> left;  // destroyed without the lock
+  const std::lock_guard lock(world.mutex);
+  if (world.group.get() != &group) return;
+  left = std::move(world.group);
+  world.is_set = false;
+}
+
 std::shared_ptr<Group> world() {
   return group::world_within(std::nullopt);
 }

@@ -62,6 +62,8 @@ std::shared_ptr<Group> world_within(std::optional<std::chrono::milliseconds> tim
 
 /// Makes the next world() examine the environment again, unless the program has set the world.
 void forget_world();
+/// If `group` is the world, also one that the program has set, the next call of world() reads the environment again.
+void leave_world(const Group& group);
 
 /// Returns whether ranks must not inherit this variable from their launcher. These are the variables with which an MPI
 /// process manager identifies the launcher itself, MUSTER_STANDALONE, and variables that a launcher has set for this

@@ -9,6 +9,23 @@
 using namespace muster;
 using namespace muster::test;
 
+TEST_CASE("a result is indexed by position, and by_rank() finds ranks") {
+  run_ranks(3, [](Group& group) {
+    const Config mine = group.rank() == 1 ? Config(nullptr) : Config(group.rank());
+    GatheredConfigs all = get_configs_parallel(group.rank() == 1 ? nullptr : &mine, {2, 0, 1}, group);
+    if (group.rank() == 2) {
+      RANK_CHECK((all[0]->as_int() == 2 && all[1]->as_int() == 0 && !all[2]));
+      RANK_CHECK((all.by_rank(2)->as_int() == 2 && all.by_rank(0)->as_int() == 0 && !all.by_rank(1)));
+      error_of(ErrorKind::invalid_argument, {"rank 3 has no entry here", "the list is [2, 0, 1]"},
+               [&] { (void)all.by_rank(3); });
+      RANK_CHECK(std::move(all).by_rank(0)->as_int() == 0);
+    } else {
+      error_of(ErrorKind::invalid_argument, {"rank 2 has no entry here", "only the root has entries"},
+               [&] { (void)all.by_rank(2); });
+    }
+  });
+}
+
 TEST_CASE("a sender can wait until it is released") {
   run_ranks(2, [](Group& group) {
     const Tensor mine = pattern(DType::u8, {5000}, seed_of(group.rank(), 0));

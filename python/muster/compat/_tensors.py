@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import weakref
 
-from .. import _core
 from .._core import ProcessGroup
 from ..errors import InvalidArgumentError
 
@@ -39,17 +38,6 @@ def process_group_of(group) -> ProcessGroup:
     if made is None:
         made = _made[group] = ProcessGroup(group)
     return made
-
-
-def made_in(ranks: ProcessGroup, make):
-    """Returns make(), which converts the arguments of a collective call.
-
-    An exception is raised on all ranks, which make the call at the same time.
-    """
-    try:
-        return make()
-    except Exception as error:
-        _core.refuse(ranks, error)
 
 
 def memory_of(tensor):

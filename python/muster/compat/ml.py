@@ -211,7 +211,7 @@ def _begin_torch(torch, ranks: ProcessGroup) -> None:
         host = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
         return host, distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False) if ranks.rank == 0 else None
 
-    host, store = _tensors.made_in(ranks, listen)
+    host, store = _core.made_in(ranks, listen)
     port = ranks.broadcast_config(None if store is None else store.port, 0)
     if store is None:
         store = distributed.TCPStore(host, port, wait_for_workers=False)
@@ -389,7 +389,7 @@ def _differentiable():
         @staticmethod
         def forward(ctx, tensor, ranks):
             ctx.ranks = ranks
-            return ranks.all_to_all(_tensors.made_in(ranks, lambda: _tensors.memory_of(tensor))).torch().to(tensor.device)
+            return ranks.all_to_all(_core.made_in(ranks, lambda: _tensors.memory_of(tensor))).torch().to(tensor.device)
 
         @staticmethod
         def backward(ctx, gradient):

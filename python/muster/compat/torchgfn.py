@@ -424,7 +424,7 @@ def recv(src_rank: int | None = None, backend: str = default_backend, tag: int =
 
 def _collective(backend, group) -> ProcessGroup:
     ranks = _ranks_of(group)
-    _tensors.made_in(ranks, lambda: _check_backend(backend))
+    _core.made_in(ranks, lambda: _check_backend(backend))
     return ranks
 
 
@@ -491,7 +491,7 @@ def all_reduce(tensor, op: str = "SUM", backend: str = default_backend, group: G
             raise errors.InvalidArgumentError(f"op: unknown value {op!r} (expected 'SUM', 'MAX' or 'MIN')")
         return _tensors.memory_of(tensor)
 
-    memory = _tensors.made_in(ranks, make)
+    memory = _core.made_in(ranks, make)
     ranks.all_reduce(memory, _OPS[op])
     _tensors.write_back(tensor, memory)
 
@@ -509,7 +509,7 @@ def all_gather(output_list, tensor, backend: str = default_backend, group: Group
         Error: As muster.ProcessGroup.all_gather_into().
     """
     ranks = _collective(backend, group)
-    outs, memory = _tensors.made_in(ranks, lambda: ([_tensors.memory_of(each) for each in output_list], _tensors.memory_of(tensor)))
+    outs, memory = _core.made_in(ranks, lambda: ([_tensors.memory_of(each) for each in output_list], _tensors.memory_of(tensor)))
     ranks.all_gather_into(outs, memory)
     for each, out in zip(output_list, outs):
         _tensors.write_back(each, out)
@@ -528,7 +528,7 @@ def broadcast(tensor, src: int, backend: str = default_backend, group: Group = N
         Error: As muster.ProcessGroup.broadcast().
     """
     ranks = _collective(backend, group)
-    memory = _tensors.made_in(ranks, lambda: _tensors.memory_of(tensor))
+    memory = _core.made_in(ranks, lambda: _tensors.memory_of(tensor))
     ranks.broadcast(memory, src)
     _tensors.write_back(tensor, memory)
 
@@ -557,7 +557,7 @@ def gather_distributed_data(local_tensor, world_size: int | None = None, rank: i
         tensor = _tensor_of(local_tensor)
         return tensor, _tensors.memory_of(tensor)
 
-    tensor, memory = _tensors.made_in(ranks, make)
+    tensor, memory = _core.made_in(ranks, make)
     gathered = ranks.gatherv(memory, 0)
     return None if gathered is None else gathered.torch().to(tensor.device)
 
@@ -607,7 +607,7 @@ def _average(model, ranks: ProcessGroup, values, of_gradients: bool) -> None:
         tensors = [(name, values(parameter)) for name, parameter in model.named_parameters()]
         return tensors, [(name, None if tensor is None else _tensors.memory_of(tensor)) for name, tensor in tensors]
 
-    tensors, memories = _tensors.made_in(ranks, make)
+    tensors, memories = _core.made_in(ranks, make)
     _core.average(ranks, memories, of_gradients)
     for (_, tensor), (_, memory) in zip(tensors, memories):
         if tensor is not None:
