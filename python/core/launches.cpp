@@ -166,9 +166,13 @@ std::shared_ptr<Group> dist_group() {
 
 void bind_launches(nb::module_& module) {
   module.def("launch", launch, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
-  module.def("launch_ranks", launch_ranks, nb::arg("program"), nb::arg("target"), nb::arg("arguments"),
-             nb::arg("setup"), nb::arg("config"), nb::arg("rank_offset"));
-  module.def("resolved_config", resolved, nb::arg("config"));
+  module.def(
+      "launch_ranks", launch_ranks, nb::arg("program"), nb::arg("target"), nb::arg("arguments"), nb::arg("setup"),
+      nb::arg("config"), nb::arg("rank_offset"),
+      nb::sig("def launch_ranks(program: typing.Sequence[str], target: str, arguments: object, setup: str, config: "
+              "dict[str, typing.Any], rank_offset: object) -> None"));
+  module.def("resolved_config", resolved, nb::arg("config"),
+             nb::sig("def resolved_config(config: dict[str, typing.Any]) -> tuple[dict[str, typing.Any], object]"));
   module.def("default_backend", &default_backend);
   module.def("check_backend_name",
              [](nb::handle name) { collectives::check_backend_name(argument_of<std::string>(name, "backend")); });
@@ -178,7 +182,7 @@ void bind_launches(nb::module_& module) {
         const MultiprocessConfig given = multiprocess_config_of(config);
         without_gil([&] { init_dist(given); });
       },
-      nb::arg("config"));
+      nb::arg("config"), nb::sig("def init_dist(config: dict[str, typing.Any]) -> None"));
   module.def(
       "init_process_group", [](const std::string& backend) { without_gil([&] { dist::init_process_group(backend); }); },
       nb::arg("backend"));
@@ -188,7 +192,7 @@ void bind_launches(nb::module_& module) {
         const MultiprocessConfig given = multiprocess_config_of(config);
         without_gil([&] { init_parallelism(given); });
       },
-      nb::arg("config"));
+      nb::arg("config"), nb::sig("def init_parallelism(config: dict[str, typing.Any]) -> None"));
   module.def("dist_group", dist_group);
   module.def("end_dist", [] {
     without_gil([] {

@@ -86,7 +86,10 @@ std::vector<RankTimes> times_of(nb::handle times) {
 }  // namespace
 
 void bind_roles(nb::module_& module) {
-  module.def("role_layout", layout_of, nb::arg("group"), nb::arg("sizes"));
+  module.def(
+      "role_layout", layout_of, nb::arg("group"), nb::arg("sizes"),
+      nb::sig(
+          "def role_layout(group: Group, sizes: typing.Callable[[], tuple[int, int, bool]]) -> dict[str, typing.Any]"));
   module.def("average", average, nb::arg("group"), nb::arg("parameters"), nb::arg("of_gradients"));
   module.def("report_load_imbalance", [](nb::handle times) {
     ImbalanceReport report = report_load_imbalance(times_of(times));

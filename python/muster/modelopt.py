@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import importlib
 import operator
+import os
 import pathlib
 import sys
 import typing
