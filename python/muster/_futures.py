@@ -50,10 +50,11 @@ class Future(concurrent.futures.Future[_T]):
             self.set_exception(error)
 
     def cancel(self) -> bool:
-        """Cancels the call, unless it has ended. Its group is then aborted, so that all ranks raise CancelledError.
+        """Cancels the call, unless it has ended. Its group is then aborted, and the other ranks raise
+        muster.CancelledError.
 
         Returns:
-            Whether it was cancelled. result() then raises concurrent.futures.CancelledError.
+            Whether it was cancelled. On this rank, result() then raises concurrent.futures.CancelledError.
         """
         is_cancelled = super().cancel()
         if is_cancelled:

@@ -22,11 +22,11 @@ _lock = threading.Lock()
 def use_logging(level: typing.Literal["debug", "info", "warning", "error"] | None = "info") -> None:
     """Passes the messages of the library to the logger "muster" of the module logging, instead of to standard error.
 
-    Messages of any thread of the library arrive in their order, on a separate thread. The exit of the interpreter waits
-    for them. A forked child writes to standard error again.
+    Messages of any thread of the library arrive in their order, on a separate thread. If 10,000 messages wait, further
+    ones are dropped. The exit of the interpreter waits for them. A forked child writes to standard error again.
 
     Args:
-        level: The lowest level that is passed on, to which the levels of the logger and its handlers are added. None
+        level: Messages below this level are dropped. The logger and its handlers then apply their own levels. None
             restores standard error.
 
     Raises:

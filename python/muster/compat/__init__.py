@@ -9,8 +9,7 @@
 | muster.compat.torch_distributed | torch.distributed of PyTorch 0.3 and 0.4 |
 | muster.modelopt | modelopt.torch.export.distribute of ModelOpt |
 
-Import a module in place of the original, or call `install()` before the program imports the original. `python -m
-muster.compat SCRIPT` does so for a script. docs/reference/compat.md lists all names and the deviations.
+Import a module in place of the original, or call `install()`. `python -m muster.compat SCRIPT` does so for a script. docs/reference/compat.md lists all names and the deviations.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _MODULES = {
 
 
 def install(module: str | None = None) -> None:
-    """Makes imports of original modules return those of this package. Local.
+    """Replaces the original modules, whether they are loaded already or imported later. Local.
 
     If the project of a module is installed, only the names that the module of this package has are replaced in it.
     Otherwise the module is created when the program imports it, with empty parent packages.

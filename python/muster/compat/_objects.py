@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python objects as configs, for calls that send any object.
 
-A receiver builds only data: it looks up classes that it has already imported, and never calls a function that a message
-names. So no pickle is used.
+A receiver uses only enums, named tuples and dataclasses that it has already imported, and calls nothing else that a
+message names. So no pickle is used.
 """
 
 from __future__ import annotations

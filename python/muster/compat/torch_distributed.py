@@ -110,7 +110,7 @@ class _DistributedRequest:
         return self._has_ended or self.request.is_done()
 
     def wait(self):
-        """Waits until the message has been transferred. Later calls return at once.
+        """Waits until the message has been transferred. After that, later calls return at once.
 
         Raises:
             Error: As send() and recv().
@@ -141,8 +141,8 @@ def init_process_group(backend, init_method="env://", **kwargs):
             has started. Ranks of one host use shared memory with each of them.
         init_method: "env://", "tcp://HOST:PORT" with an address of the host of rank 0, or "file:///PATH" with a file
             that does not exist, in a directory that all ranks see. With env:// the ranks meet as those of
-            muster.world(). If only MASTER_ADDR and MASTER_PORT are set, they meet there, and pass `rank` and
-            `world_size`.
+            muster.world(). If only MASTER_ADDR and MASTER_PORT are set, pass `rank` and `world_size`. The ranks
+            then meet at that address.
         kwargs: `world_size`, the number of ranks, and `rank`, the rank of this process, which may be omitted with
             env://. `group_name` distinguishes jobs that meet at one address. `timeout` is the longest wait for the
             other ranks in seconds, and afterwards the default of the group (None: MUSTER_TIMEOUT, or 10 minutes).
@@ -502,7 +502,8 @@ def new_group(ranks=None):
     return _Group(world.split(range(world.size) if ranks is None else ranks))
 
 
-# Several tensors per rank. Each step is a call with one tensor per rank, so the tensors of a rank are combined on it.
+# Several tensors per rank. Each step is a call with one tensor per rank in memory of the host, so the tensors of a rank
+# are combined on it.
 
 _FUNCTIONS = {reduce_op.SUM: torch.add, reduce_op.PRODUCT: torch.mul, reduce_op.MAX: torch.maximum, reduce_op.MIN: torch.minimum}
 
@@ -523,11 +524,11 @@ def _on_devices(name, values):
 
 
 def _reduced(tensors, op):
-    """Returns the reduction of the tensors of this rank, as a new tensor on the GPU of the first one."""
+    """Returns the reduction of the tensors of this rank, as a new tensor in memory of the host."""
     if op not in _FUNCTIONS:
         raise InvalidArgumentError(f"op: unknown value {op!r}: pass a value of reduce_op")
     first = _reducible("tensor_list", tensors[0])
-    return functools.reduce(_FUNCTIONS[op], (tensor.to(first.device) for tensor in tensors[1:]), first.clone())
+    return functools.reduce(_FUNCTIONS[op], (tensor.to(first.device) for tensor in tensors[1:]), first.clone()).cpu()
 
 
 def _same_count(ranks, tensors):
@@ -551,9 +552,10 @@ def broadcast_multigpu(tensor_list, src, group=group.WORLD):
     ranks = _ranks_of(group)
     tensors = _core.made_in(ranks, lambda: _on_devices("tensor_list", tensor_list))
     _same_count(ranks, tensors)
-    broadcast(tensors[0], src, group)
-    for tensor in tensors[1:]:
-        tensor.copy_(tensors[0])
+    first = tensors[0].cpu()
+    broadcast(first, src, group)
+    for tensor in tensors:
+        tensor.copy_(first)
 
 
 def all_reduce_multigpu(tensor_list, op=reduce_op.SUM, group=group.WORLD):
@@ -619,8 +621,9 @@ def all_gather_multigpu(output_tensor_lists, input_tensor_list, group=group.WORL
     tensors, lists = _core.made_in(ranks, arguments)
     _same_count(ranks, tensors)
     for index, tensor in enumerate(tensors):
-        outs = [torch.empty_like(tensor) for _ in range(ranks.size)]
-        all_gather(outs, tensor, group)
+        held = tensor.cpu()
+        outs = [torch.empty_like(held) for _ in range(ranks.size)]
+        all_gather(outs, held, group)
         for rank, received in enumerate(outs):
             for each in lists:
                 each[rank * len(tensors) + index].copy_(received)

@@ -84,7 +84,7 @@ class GroupCoordinator:
 
     Creating it is collective over muster.world(). `src` and `dst` are ranks in the group. `rank`, `ranks`, first_rank,
     last_rank, next_rank and prev_rank are ranks of the world. Calls are collective over the group, except those that
-    send or receive. They return new tensors, and raise the errors of muster.ProcessGroup: all ranks raise an error
+    send or receive. Except for broadcast(), results are new tensors. Calls raise the errors of muster.ProcessGroup: all ranks raise an error
     about the arguments of one of them, and the group remains usable.
 
     Args:
@@ -92,8 +92,8 @@ class GroupCoordinator:
         local_rank: The rank on this host. It is only stored.
         torch_distributed_backend: It is not used, because the world determines the transport.
         use_device_communicator: It is not used. `device_communicator` is None.
-        use_message_queue_broadcaster: Whether broadcast_object() from rank 0 uses a queue, whose writer does not wait.
-            The ranks of each group must then share memory.
+        use_message_queue_broadcaster: Whether broadcast_object() from rank 0 uses a queue, whose writer waits only
+            if the slowest reader is 24 MiB behind. The ranks of each group must then share memory.
         group_name: The first part of `unique_name`. None: "anonymous".
 
     Raises:
