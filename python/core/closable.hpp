@@ -110,6 +110,15 @@ struct closable_caster {
     return *object;
   }
 
+  closable_caster() = default;
+  closable_caster(closable_caster&&) = default;
+  /// If the object was closed during the call, this is the last owner.
+  ~closable_caster() {
+    if (object.use_count() != 1) return;
+    const muster::python::Waiting waiting;
+    object.reset();
+  }
+
   std::shared_ptr<T> object;
   bool is_closed = false;
 };

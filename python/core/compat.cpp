@@ -213,41 +213,48 @@ Raises:
           "Drops all tensors, and makes serve() return on all workers.");
 }
 
+struct GilReleased {
+  std::optional<Waiting> waiting;
+};
+/// Its destructor releases the GIL: the group waits for its background calls, which may need the GIL to release their
+/// arguments.
+class Coordinator : private GilReleased, public GroupCoordinator {
+ public:
+  using GroupCoordinator::GroupCoordinator;
+  ~Coordinator() { waiting.emplace(); }
+};
+
 void bind_group_coordinator(nb::module_& module) {
-  nb::class_<GroupCoordinator>(module, "GroupCoordinator",
-                               "The parts of muster.compat.vllm.GroupCoordinator that the library implements.")
+  nb::class_<Coordinator>(module, "GroupCoordinator",
+                          "The parts of muster.compat.vllm.GroupCoordinator that the library implements.")
       .def(
           "__init__",
-          [](GroupCoordinator* self, nb::handle group_ranks, nb::handle world, nb::handle name) {
+          [](Coordinator* self, nb::handle group_ranks, nb::handle world, nb::handle name) {
             const auto made = group_of(world);
             const auto [lists, text] = made_for(*made, [&] {
               return std::pair{argument_of<Lists>(group_ranks, "group_ranks"),
                                argument_of<std::string>(name, "group_name")};
             });
-            without_gil([&] { new (self) GroupCoordinator(lists, *made, text); });
+            without_gil([&] { new (self) Coordinator(lists, *made, text); });
           },
           nb::arg("group_ranks").none(), nb::arg("world").none(), nb::arg("name").none(),
           nb::sig("def __init__(self, group_ranks: typing.Iterable[typing.Iterable[int]], world: Group, name: str) -> "
                   "None"),
           "Divides `world` into groups. Collective over `world`.")
-      .def_prop_ro("ranks", &GroupCoordinator::ranks, "The ranks of the group, as numbers of the world.")
+      .def_prop_ro("ranks", &Coordinator::ranks, "The ranks of the group, as numbers of the world.")
       .def_prop_ro(
-          "unique_name", [](const GroupCoordinator& self) { return self.unique_name(); }, "The name and a number.")
+          "unique_name", [](const Coordinator& self) { return self.unique_name(); }, "The name and a number.")
       .def_prop_ro(
           "process_group",
-          [](const nb::object& self) {
-            return owned(part_of(self, nb::cast<GroupCoordinator&>(self).process_group()));
-          },
+          [](const nb::object& self) { return owned(part_of(self, nb::cast<Coordinator&>(self).process_group())); },
           "The collectives and messages of the group.")
       .def_prop_ro(
           "group",
-          [](const nb::object& self) {
-            return part_of(self, nb::cast<GroupCoordinator&>(self).process_group().group());
-          },
+          [](const nb::object& self) { return part_of(self, nb::cast<Coordinator&>(self).process_group().group()); },
           "The group.")
       .def(
           "all_reduce",
-          [](GroupCoordinator& self, nb::handle tensor) {
+          [](Coordinator& self, nb::handle tensor) {
             const Tensor own = made_in(self.process_group(), [&] { return tensor_of(tensor); });
             return without_gil([&] { return self.all_reduce(own); });
           },
@@ -255,7 +262,7 @@ void bind_group_coordinator(nb::module_& module) {
           "Returns the sum of the tensors of all ranks.")
       .def(
           "prepare",
-          [](GroupCoordinator& self, const nb::callable& specs) {
+          [](Coordinator& self, const nb::callable& specs) {
             const auto made = made_for(self.process_group().group(), [&] {
               std::vector<TensorSpec> list;
               for (const nb::handle each : nb::iter(specs()))
@@ -270,7 +277,7 @@ void bind_group_coordinator(nb::module_& module) {
           "Reserves memory for results of the dtypes and shapes of specs(). Collective.")
       .def(
           "create_mq_broadcaster",
-          [](GroupCoordinator& self, nb::handle writer, nb::handle handle, nb::handle capacity) {
+          [](Coordinator& self, nb::handle writer, nb::handle handle, nb::handle capacity) {
             const QueueOptions options = made_in(self.process_group(), [&] {
               return QueueOptions{
                   .writer = argument_of<int>(writer, "writer_rank"),
@@ -287,7 +294,7 @@ void bind_group_coordinator(nb::module_& module) {
           "Returns a queue that `writer` writes and all other ranks read. Collective.")
       .def(
           "create_single_reader_mq_broadcasters",
-          [](GroupCoordinator& self, nb::handle reader, nb::handle capacity) {
+          [](Coordinator& self, nb::handle reader, nb::handle capacity) {
             const auto [rank, options] = made_for(self.process_group().group(), [&] {
               return std::pair{argument_of<int>(reader, "reader_rank_in_group"),
                                QueueOptions{.capacity = bytes_of(capacity)}};
@@ -303,7 +310,7 @@ void bind_group_coordinator(nb::module_& module) {
           "Returns the queue of this rank, and on the reader the queues of all ranks. Collective.")
       .def(
           "send_tensor_dict",
-          [](GroupCoordinator& self, nb::handle dict, nb::handle dst, GroupCoordinator* slices, nb::handle wishes) {
+          [](Coordinator& self, nb::handle dict, nb::handle dst, Coordinator* slices, nb::handle wishes) {
             const auto [values, to, wanted] = converted([&] {
               return std::tuple{config_of(dict), argument_of<Number>(dst, "dst"), wishes_of(wishes)};
             });
@@ -315,7 +322,7 @@ void bind_group_coordinator(nb::module_& module) {
           "Sends a dict to a rank of the group.")
       .def(
           "recv_tensor_dict",
-          [](GroupCoordinator& self, nb::handle src, GroupCoordinator* slices, nb::handle wishes) {
+          [](Coordinator& self, nb::handle src, Coordinator* slices, nb::handle wishes) {
             const auto convert = [&] { return std::pair{argument_of<Number>(src, "src"), wishes_of(wishes)}; };
             // The ranks that gather the slices wait for each other.
             const auto [from, wanted] =

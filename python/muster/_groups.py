@@ -137,6 +137,7 @@ class _Met:
         self.kept = kept
         self.key = os.urandom(16).hex()
         self.group = None
+        self.times = 0  # how often its ranks have met before
         self.lock = threading.Lock()  # held during the rendezvous of its ranks
 
 
@@ -162,7 +163,8 @@ def _met_of(pg) -> _Met:
 def from_process_group(pg: typing.Any, *, timeout: float | None = None, workspace_path: str | os.PathLike[str] | None = None) -> Group:
     """Returns a group of the ranks of a torch.distributed group, in its order. The first call is collective over `pg`.
 
-    Later calls return the same group as long as `pg` exists. The call uses the store of `pg`, and none of its
+    Later calls return the same group as long as `pg` exists and the
+    group is not closed. The call uses the store of `pg`, and none of its
     collectives. If the ranks of `pg` are on several hosts, they meet over TCP at the host name of its rank 0, or over
     files. Messages then use the ranks in `pg`.
 
@@ -178,14 +180,18 @@ def from_process_group(pg: typing.Any, *, timeout: float | None = None, workspac
         Error: As local_group() or tcp_group().
     """
     met = _met.get(id(pg))
-    if met is None or met.group is None:
+    if met is None or met.group is None or met.group.is_closed:
         store, rank, size, global_ranks = _parts_of(pg)
         # If an earlier call has failed, the other ranks may still read its key.
         met = _met_of(pg)
         # Only the first thread runs the rendezvous.
         with met.lock:
+            if met.group is not None and met.group.is_closed:
+                # The store still has the names of the last rendezvous.
+                met.group, met.key, met.times = None, os.urandom(16).hex(), met.times + 1
             if met.group is None:
-                met.group = _meet(store, rank, size, timeout=timeout, global_ranks=global_ranks, key=met.key, workspace_path=workspace_path)
+                prefix = f"muster/{met.times}" if met.times else "muster"
+                met.group = _meet(store, rank, size, timeout=timeout, global_ranks=global_ranks, key=met.key, workspace_path=workspace_path, prefix=prefix)
     return met.group
 
 
@@ -218,24 +224,24 @@ def _number(value) -> int:
     return operator.index(value() if callable(value) else value)
 
 
-def _meet(store, rank: int, size: int, *, timeout: float | None, global_ranks=(), key: str = "", workspace_path=None) -> Group:
+def _meet(store, rank: int, size: int, *, timeout: float | None, global_ranks=(), key: str = "", workspace_path=None, prefix: str = "muster") -> Group:
     """Returns the group of the ranks that share a torch store. Collective. `key` identifies the group and is used on
     rank 0.
     """
     if rank == 0:
-        store.set("muster/key", key or os.urandom(16).hex())
-    store.set(f"muster/place/{rank}", f"{size} {_place()}")
+        store.set(f"{prefix}/key", key or os.urandom(16).hex())
+    store.set(f"{prefix}/place/{rank}", f"{size} {_place()}")
     if not 0 <= rank < size:
         raise errors.InvalidArgumentError(f"from_process_group: rank {rank} is out of range for size {size} (valid: 0 to {size - 1})")
     places = []
     for other in range(size):
-        their_size, place = _text(store.get(f"muster/place/{other}")).split(" ", 1)
+        their_size, place = _text(store.get(f"{prefix}/place/{other}")).split(" ", 1)
         if int(their_size) != size:
             raise errors.RankMismatchError(
                 f"from_process_group: the sizes differ: rank {rank} has {size} ranks, and rank {other} has {their_size}: pass the same group on all ranks"
             )
         places.append(place)
-    key = _text(store.get("muster/key"))
+    key = _text(store.get(f"{prefix}/key"))
     if len(set(places)) == 1:
         return local_group(key, rank, size, timeout=timeout, global_ranks=global_ranks)
     if workspace_path is not None:
@@ -245,8 +251,8 @@ def _meet(store, rank: int, size: int, *, timeout: float | None, global_ranks=()
         # It listens until the group takes ownership of it, so no other process can take the port.
         dual = socket.has_dualstack_ipv6()
         listener = socket.create_server(("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, backlog=socket.SOMAXCONN, dualstack_ipv6=dual)
-        store.set("muster/address", f"{socket.gethostname()}:{listener.getsockname()[1]}")
-    return tcp_group(_text(store.get("muster/address")), rank, size, timeout=timeout, key=key, listener=listener)
+        store.set(f"{prefix}/address", f"{socket.gethostname()}:{listener.getsockname()[1]}")
+    return tcp_group(_text(store.get(f"{prefix}/address")), rank, size, timeout=timeout, key=key, listener=listener)
 
 
 def _text(value) -> str:

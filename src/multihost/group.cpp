@@ -290,8 +290,11 @@ bool HostsGroup::do_try_send(int to, const group::PacketHead& head, std::span<co
   const auto untaken = this->untaken(to, tag);
   const std::uint64_t waiting = untaken->load();
   if (waiting > most_untaken_packets - packet.size()) return false;
-  if (transport().agrees_on_long_messages())
-    piece_lengths_[to].before_sending(packet.size(), waiting, std::chrono::steady_clock::now());
+  if (transport().agrees_on_long_messages() && packet.size() >= short_piece) {
+    const std::uint64_t all = this->untaken(to, this->tag(MessageTag::mail))->load() +
+                              this->untaken(to, this->tag(MessageTag::long_mail))->load();
+    piece_lengths_[to].before_sending(packet.size(), all, std::chrono::steady_clock::now());
+  }
   auto copy = std::make_shared<Untaken>(*packet_memory_, head.size(), packet.size(), untaken);
   std::memcpy(copy->bytes.data(), head.data(), head.size());
   if (!packet.empty()) std::memcpy(copy->bytes.data() + head.size(), packet.data(), packet.size());

@@ -27,9 +27,8 @@ class PieceLength {
 
   /// Called before a packet is sent. `untaken`: bytes of earlier packets that the receiver has not received yet.
   void before_sending(std::uint64_t bytes, std::uint64_t untaken, Time now) noexcept {
-    // The program has paused, which says nothing about the link.
-    if (now - last_ > longest_pause) restart(now, untaken);
-    last_ = now;
+    // Nothing is on its way: the program limits the speed, and not the link.
+    if (!is_short_ && untaken == 0) restart(now, 0);
     const std::uint64_t received = sent_ + untaken_before_ - std::min(untaken, sent_ + untaken_before_);
     if (is_short_ && sent_ >= sent_short) {
       is_short_ = false;
@@ -43,7 +42,6 @@ class PieceLength {
   }
 
  private:
-  static constexpr std::chrono::milliseconds longest_pause{200};
   static constexpr std::uint64_t measured = 8 << 20;
   static constexpr std::uint64_t sent_short = 256 << 20;
   static constexpr double slow_bytes_per_second = 100e6;
@@ -58,7 +56,6 @@ class PieceLength {
   std::uint64_t sent_ = 0;            // since begin_
   std::uint64_t untaken_before_ = 0;  // at begin_
   Time begin_{};
-  Time last_{};
 };
 
 }  // namespace muster::multihost

@@ -38,7 +38,7 @@ fi
 # The libraries export no symbols of their dependencies, and a program needs no private symbols of Muster.
 for file in "$library"/libmuster*.so; do
   foreign=$(nm -DC --defined-only "$file" | cut -c20- |
-    grep -vE '^((non-virtual thunk to|vtable for|VTT for|typeinfo for|typeinfo name for|guard variable for) )?muster(::|_hdf5_)|^MUSTER_') || true
+    grep -vE '^((non-virtual thunk to|vtable for|VTT for|typeinfo for|typeinfo name for|guard variable for) )?muster(::|_hdf5_|_cuda_)|^MUSTER_') || true
   [ -z "$foreign" ] || {
     echo "$file exports what is not Muster's: $foreign"
     exit 1

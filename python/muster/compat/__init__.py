@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules with the names, parameters and defaults of other systems.
 
-| module | replaces |
-|---|---|
-| muster.compat.torchgfn | gfn.utils.distributed of torchgfn |
-| muster.compat.ml | ml.utils.torch_distributed of ml-starter |
-| muster.compat.vllm | vllm.distributed.parallel_state of vLLM |
-| muster.compat.torch_distributed | torch.distributed of PyTorch 0.3 and 0.4 |
-| muster.modelopt | modelopt.torch.export.distribute of ModelOpt |
+- muster.compat.torchgfn: gfn.utils.distributed of torchgfn
+- muster.compat.ml: ml.utils.torch_distributed of ml-starter
+- muster.compat.vllm: GroupCoordinator in vllm.distributed.parallel_state of vLLM
+- muster.compat.torch_distributed: torch.distributed of PyTorch 0.3 and 0.4
+- muster.modelopt: modelopt.torch.export.distribute of ModelOpt
 
-Import a module in place of the original, or call `install()`. `python -m muster.compat SCRIPT` does so for a script. docs/reference/compat.md lists all names and the deviations.
+Import a module in place of the original, or call `install()`. `python -m muster.compat SCRIPT` does so for a script.
+docs/reference/compat.md lists all names and the deviations.
 """
 
 from __future__ import annotations

@@ -70,8 +70,9 @@ def _packed_instance(value, path):
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _of("ndarray", value)
-    if numpy is not None and isinstance(value, numpy.generic):
-        return packed(value.item(), path)
+    # longdouble has no number of Python.
+    if numpy is not None and isinstance(value, numpy.generic) and not isinstance(item := value.item(), numpy.generic):
+        return packed(item, path)
     raise InvalidArgumentError(
         f"{path}: {type(value).__qualname__} cannot be sent: pass numbers, texts, bytes, tensors, enums, or lists, dicts and dataclasses of them"
     )

@@ -19,7 +19,7 @@ import sys
 import typing
 import weakref
 
-from .. import _core, _launch, errors
+from .. import _core, _groups, _launch, errors
 from .._core import ProcessGroup
 from . import _tensors
 
@@ -206,15 +206,17 @@ def _begin_torch(torch, ranks: ProcessGroup) -> None:
     if not distributed.is_available() or distributed.is_initialized():
         return
 
-    def listen():
-        hosts = ranks.all_gather_config(socket.gethostname())
-        host = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
-        return host, distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False) if ranks.rank == 0 else None
+    places = ranks.all_gather_config([_groups._place(), os.environ.get("MASTER_ADDR") or socket.gethostname()])
+    host = "127.0.0.1" if len({place for place, _ in places}) == 1 else places[0][1]
 
-    host, store = _core.made_in(ranks, listen)
-    port = ranks.broadcast_config(None if store is None else store.port, 0)
-    if store is None:
-        store = distributed.TCPStore(host, port, wait_for_workers=False)
+    def listen():
+        return distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False) if ranks.rank == 0 else None
+
+    first = _core.made_in(ranks, listen)
+    port = ranks.broadcast_config(None if first is None else first.port, 0)
+    # All ranks raise the error of a rank that cannot connect.
+    store = _core.made_in(ranks, lambda: first or distributed.TCPStore(host, port, wait_for_workers=False))
+    ranks.barrier()
     distributed.init_process_group(_torch_backend(), store=store, rank=ranks.rank, world_size=ranks.size)
     _owns_torch = True
 
@@ -232,10 +234,13 @@ def _torch_backend() -> str:
 def _end() -> None:
     """Ends the process group of this rank. Local."""
     global _ranks, _owns_torch
-    if _owns_torch:
-        sys.modules["torch"].distributed.destroy_process_group()
-    _ranks, _owns_torch = None, False
-    _core.end_dist()
+    owned, _ranks, _owns_torch = _owns_torch, None, False
+    try:
+        # The program may have ended it.
+        if owned and sys.modules["torch"].distributed.is_initialized():
+            sys.modules["torch"].distributed.destroy_process_group()
+    finally:
+        _core.end_dist()
 
 
 # Launches.

@@ -18,7 +18,7 @@ import torch
 from .. import ProcessGroup, _core
 from .._core import RemoteTensor
 from ..errors import InvalidArgumentError
-from ..torch._memory import NATIVE, Into, flat
+from ..torch import _memory
 
 __all__ = [
     "MasterWorker",
@@ -271,7 +271,7 @@ def _tensors(name, values):
 
 def _reducible(name, value):
     tensor = _tensor(name, value)
-    if tensor.dtype not in NATIVE:
+    if tensor.dtype not in _memory.NATIVE:
         raise InvalidArgumentError(f"{name}: {tensor.dtype} cannot be reduced: convert it to a dtype with arithmetic")
     return tensor
 
@@ -305,7 +305,7 @@ def isend(tensor, dst):
     Raises:
         Error: As send().
     """
-    return _DistributedRequest(_all_ranks().isend(flat(_tensor("tensor", tensor)), _number("dst", dst)))
+    return _DistributedRequest(_all_ranks().isend(_memory.flat(_tensor("tensor", tensor)), _number("dst", dst)))
 
 
 def irecv(tensor, src):
@@ -321,7 +321,7 @@ def irecv(tensor, src):
     Raises:
         Error: As recv().
     """
-    into = Into([_tensor("tensor", tensor)])
+    into = _memory.Into([_tensor("tensor", tensor)])
     request = _DistributedRequest(_all_ranks().irecv(into.flat[0], _number("src", src)))
     request._into = into
     return request
@@ -339,7 +339,7 @@ def send(tensor, dst):
         PeerLostError: The other rank died or left.
         TimeoutError: The other rank made no progress.
     """
-    _all_ranks().send(flat(_tensor("tensor", tensor)), _number("dst", dst))
+    _all_ranks().send(_memory.flat(_tensor("tensor", tensor)), _number("dst", dst))
 
 
 def recv(tensor, src=None):
@@ -356,7 +356,7 @@ def recv(tensor, src=None):
         RankMismatchError: The tensor does not match the message.
         Error: As send().
     """
-    into = Into([_tensor("tensor", tensor)])
+    into = _memory.Into([_tensor("tensor", tensor)])
     sender = _all_ranks().recv(into.flat[0], None if src is None else _number("src", src))
     into.back()
     return sender
@@ -371,7 +371,7 @@ def broadcast(tensor, src, group=group.WORLD):
         group: The group of the call.
     """
     ranks = _ranks_of(group)
-    into, root = _core.made_in(ranks, lambda: (Into([_tensor("tensor", tensor)]), _root(ranks, "src", src)))
+    into, root = _core.made_in(ranks, lambda: (_memory.Into([_tensor("tensor", tensor)]), _root(ranks, "src", src)))
     ranks.broadcast(into.flat[0], root)
     if ranks.rank != root:
         into.back()
@@ -386,7 +386,7 @@ def all_reduce(tensor, op=reduce_op.SUM, group=group.WORLD):
         group: The group of the call.
     """
     ranks = _ranks_of(group)
-    into = _core.made_in(ranks, lambda: Into([_reducible("tensor", tensor)]))
+    into = _core.made_in(ranks, lambda: _memory.Into([_reducible("tensor", tensor)]))
     ranks.all_reduce(into.flat[0], op)
     into.back()
 
@@ -401,7 +401,7 @@ def reduce(tensor, dst, op=reduce_op.SUM, group=group.WORLD):
         group: The group of the call.
     """
     ranks = _ranks_of(group)
-    into, root = _core.made_in(ranks, lambda: (Into([_reducible("tensor", tensor)]), _root(ranks, "dst", dst)))
+    into, root = _core.made_in(ranks, lambda: (_memory.Into([_reducible("tensor", tensor)]), _root(ranks, "dst", dst)))
     ranks.reduce(into.flat[0], root, op)
     if ranks.rank == root:
         into.back()
@@ -416,7 +416,7 @@ def all_gather(tensor_list, tensor, group=group.WORLD):
         group: The group of the call.
     """
     ranks = _ranks_of(group)
-    into, own = _core.made_in(ranks, lambda: (Into(_tensors("tensor_list", tensor_list)), flat(_tensor("tensor", tensor))))
+    into, own = _core.made_in(ranks, lambda: (_memory.Into(_tensors("tensor_list", tensor_list)), _memory.flat(_tensor("tensor", tensor))))
     ranks.all_gather_into(into.flat, own)
     into.back()
 
@@ -434,7 +434,7 @@ def gather(tensor, **kwargs):
         InvalidArgumentError: `dst` is missing, or `gather_list` is missing on `dst` or given elsewhere.
     """
     ranks, root, outs = _rooted(kwargs, "dst", "gather_list")
-    into, own = _core.made_in(ranks, lambda: (Into(outs()), flat(_tensor("tensor", tensor))))
+    into, own = _core.made_in(ranks, lambda: (_memory.Into(outs()), _memory.flat(_tensor("tensor", tensor))))
     ranks.gather_into(into.flat, own, root)
     into.back()
 
@@ -452,7 +452,7 @@ def scatter(tensor, **kwargs):
         InvalidArgumentError: `src` is missing, or `scatter_list` is missing on `src` or given elsewhere.
     """
     ranks, root, parts = _rooted(kwargs, "src", "scatter_list")
-    into, given = _core.made_in(ranks, lambda: (Into([_tensor("tensor", tensor)]), [flat(part) for part in parts()]))
+    into, given = _core.made_in(ranks, lambda: (_memory.Into([_tensor("tensor", tensor)]), [_memory.flat(part) for part in parts()]))
     ranks.scatter(into.flat[0], given, root)
     into.back()
 

@@ -80,6 +80,8 @@ class _Messages:
     # A wait of this length detects lost ranks. It also delays the calls of another thread.
     _SLICE = 0.1
     _PAUSE = 0.002
+    # The timeout of get() at the end, which holds the lock. It is longer than a slice.
+    LAST = 1.0
 
     def __init__(self, ranks: ProcessGroup, timeout: float):
         self.ranks = ranks
@@ -390,7 +392,7 @@ def isend(data, dst_rank: int, backend: str = default_backend, tag: int = 0) -> 
     """
     _check_backend(backend)
     messages, buffer = _the_job().messages, _bytes_of(data)
-    work = messages.call(lambda: messages.ranks.isend(buffer, dst_rank, tag))
+    work = messages.call(lambda: messages.ranks.isend(buffer, dst_rank, tag, timeout=messages.LAST))
     return AsyncSendHandle(_Sending(messages, work), buffer)
 
 
@@ -412,7 +414,7 @@ def recv(src_rank: int | None = None, backend: str = default_backend, tag: int =
     """
     _check_backend(backend)
     messages = _the_job().messages
-    work = messages.call(lambda: messages.ranks.irecv_config(src_rank, tag))
+    work = messages.call(lambda: messages.ranks.irecv_config(src_rank, tag, timeout=messages.LAST))
     received, source, _ = messages.result(work)
     if not isinstance(received, Tensor):
         raise errors.RankMismatchError(f"recv: message of rank {source} with tag {tag}: expected bytes, received {type(received).__name__}")
@@ -530,7 +532,8 @@ def broadcast(tensor, src: int, backend: str = default_backend, group: Group = N
     ranks = _collective(backend, group)
     memory = _core.made_in(ranks, lambda: _tensors.memory_of(tensor))
     ranks.broadcast(memory, src)
-    _tensors.write_back(tensor, memory)
+    if ranks.rank != src:
+        _tensors.write_back(tensor, memory)
 
 
 def gather_distributed_data(local_tensor, world_size: int | None = None, rank: int | None = None, training_group: Group = None):

@@ -16,7 +16,7 @@ from .. import _core
 from .._core import Group, ProcessGroup
 from .._groups import _resolve, world
 from ..errors import InvalidArgumentError, RankMismatchError, UnsupportedError
-from ..torch._memory import Into
+from ..torch import _memory
 from ._objects import packed, unpacked
 
 __all__ = ["GraphCaptureContext", "GroupCoordinator", "MessageQueue"]
@@ -54,11 +54,11 @@ class MessageQueue:
             Error: As muster.MessageQueue.put().
         """
         try:
-            message = {"object": packed(obj)}
-        except InvalidArgumentError as error:
-            self._queue.put_config({"error": str(error)}, timeout=timeout)
+            # A tensor that cannot be sent is found here.
+            self._queue.put_config({"object": packed(obj)}, timeout=timeout)
+        except (InvalidArgumentError, UnsupportedError, RecursionError) as error:
+            self._queue.put_config({"error": str(error).encode(errors="replace").decode()}, timeout=timeout)
             raise
-        self._queue.put_config(message, timeout=timeout)
 
     def dequeue(self, timeout: float | None = None) -> typing.Any:
         """Returns the next object.
@@ -276,7 +276,7 @@ class GroupCoordinator:
             src: The rank that sends.
         """
         ranks = self._ranks
-        into = _core.made_in(ranks, lambda: Into([_tensor(input_)]))
+        into = _core.made_in(ranks, lambda: _memory.Into([_tensor(input_)]))
         ranks.broadcast(into.flat[0], src)
         if src != self.rank_in_group:
             into.back()

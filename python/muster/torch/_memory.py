@@ -27,6 +27,7 @@ class Into:
         self._tensors = tensors
 
     def back(self):
+        """Copies the memory into the tensors that have gaps."""
         for tensor, held in zip(self._tensors, self.flat):
             if held.data_ptr() != tensor.data_ptr():
                 tensor.copy_(held.view(tensor.dtype).view(tensor.shape))
