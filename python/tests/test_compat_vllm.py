@@ -268,12 +268,16 @@ def test_objects():
             class Local:
                 a: int = 1
         refused_here = failure(lambda: c.send_object(Local(), 1) if rank == 0 else c.recv_object(0))
-        tell([wrong, refused, refused_here])
+        # Objects whose leaves cannot be sent: the readers of the queue raise the error, too.
+        leaves = [failure(lambda: q.broadcast_object(each if rank == 0 else None)) for each in
+                  ({"x": torch.zeros(2, dtype=torch.complex128)}, np.longdouble(1), torch.zeros(2, 2).to_sparse(), np.array(["a"]))]
+        tell([wrong, refused, refused_here, leaves, q.broadcast_object("end" if rank == 0 else None)])
         """),
         2,
     )
-    for wrong, refused, _ in told:
-        assert wrong == [] and refused[0] == "InvalidArgumentError" and "Evil" in refused[1]
+    for wrong, refused, _, leaves, end in told:
+        assert wrong == [] and refused[0] == "InvalidArgumentError" and "Evil" in refused[1] and end == "end"
+        assert [kind for kind, _ in leaves] == ["InvalidArgumentError"] * 4
     assert told[0][2] is None and told[1][2][0] == "InvalidArgumentError" and "Local" in told[1][2][1]
 
 

@@ -640,6 +640,11 @@ def test_a_process_group_by_its_store(tmp_path):
         groups = [muster.from_process_group(each) for each in (*equal, plain, pg, *equal, plain)] + [twin]
         kinds = [len(set(map(id, groups))), groups[:3] == groups[4:7]]
         apart = Process(rank, size, Store("apart"))
+        # A closed group meets anew.
+        closed = Process(rank, size, Store("closed"))
+        for turn in range(3):
+            with muster.from_process_group(closed) as again:
+                again.barrier()
         muster._groups._place = lambda: f"host {{rank}}"
         with muster.get_configs_parallel(rank, None, apart) as configs:
             others = list(configs)

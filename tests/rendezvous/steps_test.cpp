@@ -123,7 +123,10 @@ class Scene {
       const std::int64_t waited = now_ms() - begin;
       const std::int64_t since = now_ms() - static_cast<std::int64_t>(words_[0].load());
       if (words_[0] == 0) throw;
-      if (error.rank() != culprit_) throw RankFailure("another rank is named: " + std::string(error.what()));
+      // A rank 0 that spoils its connections goes on. To later ranks it names a rank that left because of the garbage.
+      const bool is_told_by_culprit = deed_ == Deed::spoils && culprit_ == 0;
+      if (error.rank() != culprit_ && !is_told_by_culprit)
+        throw RankFailure("another rank is named: " + std::string(error.what()));
       const bool may_wait = deed_ == Deed::stops || words_[1] == 0;
       // Over TCP, the ranks of a host form a local group during the rendezvous, and detect a stopped rank there first.
       const milliseconds longest = kind_ == "tcp" ? deadline + 6s : deadline + 2s;
