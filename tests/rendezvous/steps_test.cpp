@@ -123,8 +123,8 @@ class Scene {
       const std::int64_t waited = now_ms() - begin;
       const std::int64_t since = now_ms() - static_cast<std::int64_t>(words_[0].load());
       if (words_[0] == 0) throw;
-      // A rank 0 that spoils its connections goes on. To later ranks it names a rank that left because of the garbage.
-      const bool is_told_by_culprit = deed_ == Deed::spoils && culprit_ == 0;
+      // A rank 0 that spoils its connections continues. It may report a rank that has left because of the garbage.
+      const bool is_told_by_culprit = deed_ == Deed::spoils && culprit_ == 0 && error.kind() == ErrorKind::peer_lost;
       if (error.rank() != culprit_ && !is_told_by_culprit)
         throw RankFailure("another rank is named: " + std::string(error.what()));
       const bool may_wait = deed_ == Deed::stops || words_[1] == 0;

@@ -538,6 +538,13 @@ def _same_count(ranks, tensors):
         raise InvalidArgumentError(f"tensor_list: the ranks pass {counts} tensors: pass the same number on all ranks")
 
 
+def _reduced_here(ranks, tensor_list, op):
+    """Returns the tensors of this rank and their reduction."""
+    tensors, result = _core.made_in(ranks, lambda: (made := _on_devices("tensor_list", tensor_list), _reduced(made, op)))
+    _same_count(ranks, tensors)
+    return tensors, result
+
+
 def broadcast_multigpu(tensor_list, src, group=group.WORLD):
     """Copies the first tensor of `src` into all tensors of all ranks.
 
@@ -570,8 +577,7 @@ def all_reduce_multigpu(tensor_list, op=reduce_op.SUM, group=group.WORLD):
         InvalidArgumentError: A tensor is not on a GPU. All ranks raise it.
     """
     ranks = _ranks_of(group)
-    tensors, result = _core.made_in(ranks, lambda: (made := _on_devices("tensor_list", tensor_list), _reduced(made, op)))
-    _same_count(ranks, tensors)
+    tensors, result = _reduced_here(ranks, tensor_list, op)
     all_reduce(result, op, group)
     for tensor in tensors:
         tensor.copy_(result)
@@ -590,8 +596,7 @@ def reduce_multigpu(tensor_list, dst, op=reduce_op.SUM, group=group.WORLD):
         InvalidArgumentError: A tensor is not on a GPU. All ranks raise it.
     """
     ranks = _ranks_of(group)
-    tensors, result = _core.made_in(ranks, lambda: (made := _on_devices("tensor_list", tensor_list), _reduced(made, op)))
-    _same_count(ranks, tensors)
+    tensors, result = _reduced_here(ranks, tensor_list, op)
     reduce(result, dst, op, group)
     if get_rank() == dst:
         tensors[0].copy_(result)

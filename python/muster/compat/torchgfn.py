@@ -2,9 +2,9 @@
 """The module gfn.utils.distributed of torchgfn: roles of ranks, messages of bytes, collectives and averages.
 
 Names, parameters and defaults are those of torchgfn. The ranks are those of muster.world(), whichever launcher started
-them. The first call forms their groups and is collective. `backend` is "mpi" or "torch", and both use the transport of Muster. `group` is a group of a DistributedContext,
-or any other group of Muster or torch.distributed. None means all ranks. Tensors may be on any device.
-docs/reference/compat.md lists the deviations.
+them. The first call forms their groups and is collective. `backend` is "mpi" or "torch", and both use the transport of
+Muster. `group` is a group of a DistributedContext, a muster.ProcessGroup or a process group of torch.distributed. None
+means all ranks. Tensors may be on any device. docs/reference/compat.md lists the deviations.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def _check_backend(backend) -> None:
 
 
 @dataclasses.dataclass
-class DistributedContextMPI4Py:
-    """The role of this rank, and its groups."""
+class _Role:
+    """The values that both contexts have."""
 
     my_rank: int
     world_size: int
@@ -155,11 +155,17 @@ class DistributedContextMPI4Py:
     assigned_buffer: typing.Optional[int] = None
     buffer_group: Group = None
     assigned_training_ranks: typing.Optional[typing.List[int]] = None
-    _coordinator_rank: typing.Optional[int] = dataclasses.field(default=None, repr=False)
 
     def is_buffer_rank(self) -> bool:
         """Returns whether this rank manages a replay buffer."""
         return self.assigned_training_ranks is not None
+
+
+@dataclasses.dataclass
+class DistributedContextMPI4Py(_Role):
+    """The role of this rank, and its groups."""
+
+    _coordinator_rank: typing.Optional[int] = dataclasses.field(default=None, repr=False)
 
     def is_training_rank(self) -> bool:
         """Returns whether this rank trains."""
@@ -167,28 +173,14 @@ class DistributedContextMPI4Py:
 
 
 @dataclasses.dataclass
-class DistributedContext:
+class DistributedContext(_Role):
     """The role of this rank, and its groups.
 
     A group that this rank is not in is an object that every call refuses.
     """
 
-    my_rank: int
-    world_size: int
-    num_training_ranks: int
-    agent_group_size: int
-    agent_groups: typing.Optional[typing.List[Group]] = None
-    agent_group_id: typing.Optional[int] = None
-    train_global_group: Group = None
-    assigned_buffer: typing.Optional[int] = None
-    buffer_group: Group = None
-    assigned_training_ranks: typing.Optional[typing.List[int]] = None
     dc_mpi4py: typing.Optional[DistributedContextMPI4Py] = None
     coordinator_rank: typing.Optional[int] = None
-
-    def is_buffer_rank(self) -> bool:
-        """Returns whether this rank manages a replay buffer."""
-        return self.assigned_training_ranks is not None
 
     def is_training_rank(self) -> bool:
         """Returns whether this rank trains."""
