@@ -46,7 +46,7 @@ struct CopiedFile {
 struct CopyRecord {
   std::uint64_t version = 0;
   std::string stream = {};        ///< empty: the version records none
-  std::string index_digest = {};  ///< digest_text of the index of the version; empty for the base
+  std::string index_digest = {};  ///< OpenVersion::index_digest, or that of the base
   PullDurability durability = PullDurability::boot;
   std::string boot = {};          ///< os::own_identity().boot of the process that made it
   std::map<std::string, CopiedFile> files = {};  ///< by name
