@@ -84,20 +84,20 @@ struct PublishOptions {
 
 /// The result of publishing a version. Rank 0 fills all members, the other ranks only `version`.
 struct PublishReport {
-  std::uint64_t version = 0;                 ///< its number
-  VersionKind kind = VersionKind::full;      ///< full or delta
-  std::string path = {};                     ///< its directory
-  std::uint64_t tensors = 0;                 ///< number of tensors of the model
-  std::uint64_t bytes = 0;                   ///< bytes of the tensors of the model
-  std::uint64_t changed_tensors = 0;         ///< number of tensors in the version
-  std::uint64_t changed_elements = 0;        ///< for a delta: elements that differ from the previous version
-  std::uint64_t bytes_written = 0;           ///< bytes of its files with weights
-  std::uint64_t files = 0;                   ///< number of its files with weights
-  std::string reason = {};                   ///< for a full version: the reason why it is not a delta
-  std::vector<std::uint64_t> removed = {};   ///< old versions that were deleted
-  Omissions skipped = {};                    ///< tensors and files that are not in the version
-  std::vector<std::string> notes = {};       ///< remarks for users of the version
-  double seconds = 0;                        ///< duration of the call
+  std::uint64_t version = 0;                ///< its number
+  VersionKind kind = VersionKind::full;     ///< full or delta
+  std::string path = {};                    ///< its directory
+  std::uint64_t tensors = 0;                ///< number of tensors of the model
+  std::uint64_t bytes = 0;                  ///< bytes of the tensors of the model
+  std::uint64_t changed_tensors = 0;        ///< number of tensors in the version
+  std::uint64_t changed_elements = 0;       ///< for a delta: elements that differ from the previous version
+  std::uint64_t bytes_written = 0;          ///< bytes of its files with weights
+  std::uint64_t files = 0;                  ///< number of its files with weights
+  std::string reason = {};                  ///< for a full version: the reason why it is not a delta
+  std::vector<std::uint64_t> removed = {};  ///< old versions that were deleted
+  Omissions skipped = {};                   ///< tensors and files that are not in the version
+  std::vector<std::string> notes = {};      ///< remarks for users of the version
+  double seconds = 0;                       ///< duration of the call
 };
 
 /// Publishes version after version from the memory of the ranks of a group.
@@ -162,32 +162,32 @@ struct PullOptions {
 
 /// The result of pull_version().
 struct PullReport {
-  std::uint64_t version = 0;                    ///< the version that `local` has now
-  std::optional<std::uint64_t> previous = {};   ///< the version that it had before; unset: none, or unknown
-  bool is_changed = false;                      ///< false: `local` already had the version
-  std::string begun_at = {};                    ///< "local", "base", or the name of the full version that was copied
-  std::vector<std::uint64_t> applied = {};      ///< the deltas that were applied
-  std::uint64_t changed_tensors = 0;            ///< number of tensors that the deltas change
-  std::uint64_t bytes_read = 0;                 ///< bytes of weights and deltas that were read
-  std::uint64_t bytes_written = 0;              ///< bytes of weights that were written
-  std::uint64_t bytes_linked = 0;               ///< bytes of files that the copy shares with its predecessor
-  Omissions skipped = {};                       ///< files that were not copied
-  std::vector<std::string> notes = {};          ///< remarks for users of the copy
-  double seconds = 0;                           ///< duration of the call
+  std::uint64_t version = 0;                   ///< the version that `local` has now
+  std::optional<std::uint64_t> previous = {};  ///< the version that it had before; unset: none, or unknown
+  bool is_changed = false;                     ///< false: `local` already had the version
+  std::string begun_at = {};                   ///< "local", "base", or the name of the full version that was copied
+  std::vector<std::uint64_t> applied = {};     ///< the deltas that were applied
+  std::uint64_t changed_tensors = 0;           ///< number of tensors that the deltas change
+  std::uint64_t bytes_read = 0;                ///< bytes of weights and deltas that were read
+  std::uint64_t bytes_written = 0;             ///< bytes of weights that were written
+  std::uint64_t bytes_linked = 0;              ///< bytes of files that the copy shares with its predecessor
+  Omissions skipped = {};                      ///< files that were not copied
+  std::vector<std::string> notes = {};         ///< remarks for users of the copy
+  double seconds = 0;                          ///< duration of the call
 };
 
 /// Brings the directory `local` of this host to a version. Local: any number of processes of a host may call it at the
 /// same time; one of them pulls, and the others wait and find the work done.
 ///
-/// At any moment `local` is the old version or the new one, with the marker .weight_sync/state.json that SGLang reads. A
-/// process that has files of the old version open keeps them. If the call fails or is killed, `local` is unchanged.
+/// At any moment `local` is the old version or the new one, with the marker .weight_sync/state.json that SGLang reads.
+/// A process that has files of the old version open keeps them. If the call fails or is killed, `local` is unchanged.
 ///
 /// All indexes and headers of the chain are checked before anything is written, and the checksums of changed tensors
 /// before the new version takes its place. Throws Error(corrupt) that names version, file and tensor if a version
 /// contradicts the format, or if its checksums do not match. Throws Error(not_found) if the version or a link of its
-/// chain does not exist, Error(timeout) if the wait for another process has ended, Error(invalid_argument) if `local` is
-/// the base, a mount point, or has files of other programs, Error(unsupported) for formats that this build cannot read,
-/// Error(out_of_space | io).
+/// chain does not exist, Error(timeout) if the wait for another process has ended, Error(invalid_argument) if `local`
+/// is the base, a mount point, or has files of other programs, Error(unsupported) for formats that this build cannot
+/// read, Error(out_of_space | io).
 PullReport pull_version(const std::string& source, const std::string& local, const PullOptions& options = {});
 
 /// A version in a SOURCE directory.
@@ -220,23 +220,24 @@ struct LocalVersion {
   std::optional<std::uint64_t> version = {};  ///< by its marker; unset: it has none
   /// Whether the record of Muster is valid, so that the next pull can begin here.
   bool has_record = false;
-  std::string reason = {};                    ///< if there is no valid record: the reason
+  std::string reason = {};  ///< if there is no valid record: the reason
 };
 
 /// The versions of a SOURCE directory.
 struct VersionLog {
-  std::string source = {};                      ///< the directory
-  std::vector<VersionInfo> versions = {};       ///< ascending
-  std::vector<std::string> unfinished = {};     ///< names of directories that publishers have not completed
-  std::vector<std::string> other_names = {};    ///< other entries of the directory
-  std::optional<LocalVersion> local = {};       ///< set if LogOptions::local is
-  std::vector<std::string> problems = {};       ///< defects of the chain, such as a missing version
+  std::string source = {};                       ///< the directory
+  std::vector<VersionInfo> versions = {};        ///< ascending
+  std::vector<std::string> unfinished = {};      ///< names of directories that publishers have not completed
+  std::vector<std::string> other_names = {};     ///< other entries of the directory
+  std::optional<LocalVersion> local = {};        ///< set if LogOptions::local is
+  std::vector<std::string> problems = {};        ///< defects of the chain, such as a missing version
   [[nodiscard]] bool is_sound() const noexcept;  ///< whether no version and the chain have no problems
 };
 
 /// Options of read_versions().
 struct LogOptions {
-  std::string base = {};   ///< the model directory that is version 0; needed for `verify` of deltas without a full version
+  std::string base =
+      {};  ///< the model directory that is version 0; needed for `verify` of deltas without a full version
   std::string local = {};  ///< a copy on this host to report on
   /// Reads all files, and compares their checksums. Deltas are applied in memory, piece by piece, and nothing is
   /// written.

@@ -36,20 +36,18 @@ struct TensorPlace {
 struct OpenVersion {
   std::string path;
   VersionIndex index;
-  std::string index_text = {};  ///< empty: a full version without an index
+  std::string index_digest = {};  ///< identifies the version, even if its publisher recorded no digests
   std::vector<SafetensorsFile> files = {};
   std::unordered_map<std::string, TensorPlace> tensors = {};
   [[nodiscard]] std::uint64_t number() const noexcept { return index.version; }
   /// Returns the place of a tensor, or null.
   [[nodiscard]] const TensorPlace* find(const std::string& name) const noexcept;
-  /// Returns "version 7 (PATH)" for messages.
-  [[nodiscard]] std::string words() const;
 };
 
 /// The numbers of the versions in a listing, and the other names in it.
 struct VersionNames {
-  std::vector<std::uint64_t> versions = {};   ///< ascending
-  std::vector<std::string> unfinished = {};   ///< directories that a publisher has not completed
+  std::vector<std::uint64_t> versions = {};  ///< ascending
+  std::vector<std::string> unfinished = {};  ///< directories that a publisher has not completed
   std::vector<std::string> others = {};
 };
 /// Lists SOURCE. Throws Error(not_found | io).
@@ -59,23 +57,23 @@ VersionNames list_versions(const std::string& source);
 /// tensor.
 OpenVersion open_version(const std::string& source, std::uint64_t version);
 
-/// Checks that the delta fits the tensors before it: each of its tensors exists there, and its decoded length can be
-/// that of the tensor. Throws Error(corrupt).
-void check_delta(const OpenVersion& delta, const std::unordered_map<std::string, TensorSpec>& tensors);
+/// Checks that the deltas fit the tensors before them: each of their tensors exists there, and its frame states a
+/// length that fits the tensor. Reads the first bytes of each frame. Throws Error(corrupt | io).
+void check_deltas(std::span<const OpenVersion> deltas, const std::vector<TensorEntry>& tensors);
 
 /// The local copy as a possible beginning.
 struct LocalBeginning {
   std::uint64_t version = 0;
-  std::string stream = {};      ///< empty: the versions record none
-  std::string index_digest = {};  ///< digest_text of the index of that version; empty for the base
+  Digest state = {};              ///< state_digest of its tensors
+  std::string index_digest = {};  ///< index_digest() of that version; empty for the base
 };
 
 struct Chain {
   enum class Beginning : std::uint8_t { base, full, local };
   Beginning beginning = Beginning::base;
-  std::uint64_t begin_version = 0;          ///< 0 for the base
-  std::optional<OpenVersion> full = {};     ///< set if `beginning` is full
-  std::vector<OpenVersion> deltas = {};     ///< ascending, without gaps, up to the target
+  std::uint64_t begin_version = 0;       ///< 0 for the base
+  std::optional<OpenVersion> full = {};  ///< set if `beginning` is full
+  std::vector<OpenVersion> deltas = {};  ///< ascending, without gaps, up to the target
   std::uint64_t target = 0;
   [[nodiscard]] const OpenVersion* last() const noexcept {
     return !deltas.empty() ? &deltas.back() : full ? &*full : nullptr;
@@ -83,14 +81,16 @@ struct Chain {
 };
 
 struct ChainRequest {
-  std::optional<std::uint64_t> target = {};      ///< unset: the newest version; 0: the base
+  std::optional<std::uint64_t> target = {};  ///< unset: the newest version; 0: the base
   std::optional<LocalBeginning> local = {};
-  bool has_base = false;                         ///< the chain may begin at the base
-  std::chrono::milliseconds wait{0};             ///< for versions and files that are not visible yet
-  std::function<void()> check = {};              ///< called while waiting; may throw
+  bool has_base = false;              ///< the chain may begin at the base
+  std::chrono::milliseconds wait{0};  ///< for versions and files that are not visible yet
+  std::function<void()> check = {};   ///< called while waiting; may throw
 };
-/// Finds and opens the chain. If the local copy has the target already, the chain has no deltas and begins there.
-/// Throws as open_version, and Error(not_found) if the target or a version of the chain is missing.
+/// Finds and opens the chain. If the local copy has the target already, the chain has no deltas and begins there. The
+/// local copy is the beginning only if the versions prove that it belongs to them: by the digests that Muster records,
+/// or by the index of its version. Throws as open_version, Error(not_found) if the target or a version of the chain is
+/// missing, and Error(corrupt) if a version does not continue the one before it.
 Chain open_chain(const std::string& source, const ChainRequest& request);
 
 /// Reads a tensor of the beginning, and applies the deltas of a chain to it, piece by piece. Not thread-safe.
@@ -121,6 +121,6 @@ class FoldedReader {
 std::size_t deltas_at_once(std::size_t threads) noexcept;
 
 /// The size of the pieces in which tensors are read and written: a multiple of every element size.
-inline constexpr std::uint64_t piece_bytes = std::uint64_t{1} << 20;
+inline constexpr std::uint64_t piece_bytes = std::uint64_t{256} << 10;
 
 }  // namespace muster::versions

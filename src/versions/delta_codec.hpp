@@ -115,11 +115,10 @@ class DeltaDecoder {
 
  private:
   class Overwrites;
-  FrameReader frame_;
-  std::uint64_t bytes_;
   std::uint64_t done_ = 0;
-  std::vector<std::byte> changes_;
-  std::unique_ptr<Overwrites> overwrites_;  // null for xor
+  std::unique_ptr<FrameReader> changes_;    // xor
+  std::unique_ptr<Overwrites> overwrites_;  // overwrite
+  std::vector<std::byte> memory_;           // for the changes of a piece
 };
 
 }  // namespace muster::versions

@@ -43,13 +43,13 @@ struct FileFacts {
 
 /// Facts that Muster adds to the index, as a text under the key "muster" of the metadata.
 struct OwnFacts {
-  std::string stream = {};                  ///< the same for all versions of a run, across restarts of the trainer
-  std::string publisher = {};               ///< host and process of rank 0
-  int ranks = 1;                            ///< number of ranks that published it
+  std::string stream = {};     ///< the same for all versions of a run, across restarts of the trainer
+  std::string publisher = {};  ///< host and process of rank 0
+  int ranks = 1;               ///< number of ranks that published it
   std::map<std::string, FileFacts> files = {};
-  std::optional<Digest> before = {};        ///< state_digest of the previous version; unset: unknown
-  Digest after = {};                        ///< state_digest of this version
-  std::uint64_t elements = 0;               ///< of the model
+  std::optional<Digest> before = {};  ///< state_digest of the previous version; unset: unknown
+  Digest after = {};                  ///< state_digest of this version
+  std::uint64_t elements = 0;         ///< of the model
   std::uint64_t changed_elements = 0;
 };
 
@@ -67,9 +67,9 @@ struct VersionIndex {
 
 /// Returns the text of the index.
 std::string version_index_text(const VersionIndex& index);
-/// Parses the index of the directory weight_v00000N. `path` is for messages. Throws Error(corrupt) if it contradicts the
-/// format: an unknown encoding, a number other than N or N - 1, or a file name that is a path; Error(unsupported) for
-/// another compression or a checksum that this build lacks.
+/// Parses the index of the directory weight_v00000N. `path` is for messages. Throws Error(corrupt) if it contradicts
+/// the format: an unknown encoding, a number other than N or N - 1, or a file name that is a path; Error(unsupported)
+/// for another compression or a checksum that this build lacks.
 VersionIndex parse_version_index(std::string_view text, const std::string& path, std::uint64_t version);
 
 }  // namespace muster::versions
