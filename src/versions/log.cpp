@@ -21,6 +21,7 @@
 #include "src/base/escaped.hpp"
 #include "src/base/message.hpp"
 #include "src/checkpoint/assembly/shard_set.hpp"
+#include "src/checkpoint/model/model_files.hpp"
 #include "src/core/thread_pool.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
@@ -38,16 +39,8 @@ bool VersionLog::is_sound() const noexcept {
 namespace versions {
 namespace {
 
-using TensorSpecs = std::unordered_map<std::string, TensorSpec>;
-
 /// The bytes that are read at once when whole files are hashed.
 constexpr std::uint64_t hashed_at_once = std::uint64_t{4} << 20;
-
-TensorSpecs specs_of(std::span<const TensorEntry> tensors) {
-  TensorSpecs specs;
-  for (const TensorEntry& tensor : tensors) specs.insert_or_assign(tensor.name, TensorSpec{tensor.dtype, tensor.shape});
-  return specs;
-}
 
 FileTensors tensors_of(std::span<const SafetensorsFile> files) {
   FileTensors tensors;
@@ -102,6 +95,11 @@ class LogReading {
       describe(*version.open, info);
     } catch (const Error& error) {
       if (!is_finding(error)) throw;
+      // A program that makes the directory first has not completed the version yet.
+      if (error.kind() == ErrorKind::not_found && !os::file_status(info.path + "/" + std::string(model_index_name))) {
+        if (os::file_status(info.path)) log_.unfinished.push_back(version_name(number));
+        return;
+      }
       version.open.reset();
       info.problems.emplace_back(error.what());
     }
@@ -133,8 +131,8 @@ class LogReading {
   /// Step 2. Clean-up deletes the oldest versions, if a newer full version exists. The deltas that are left before it
   /// serve copies that already have the version before them, so they are no defects.
   void follow() {
-    std::optional<TensorSpecs> specs;  // of the previous version, if they are known
-    if (base_) specs = specs_of(base_->tensors());
+    std::optional<std::vector<TensorEntry>> tensors;  // of the previous version, if they are known
+    if (base_) tensors = base_->tensors();
     std::string cause;  // why no chain reaches the current version; empty: one does, or the oldest versions are deleted
     const LoggedVersion* previous = nullptr;
     for (LoggedVersion& version : versions_) {
@@ -148,7 +146,7 @@ class LogReading {
       } else if (info.kind == VersionKind::full) {
         cause.clear();
         info.begins_at = info.version;
-        specs = specs_of(tensors_of(version.open->files).tensors());
+        tensors = tensors_of(version.open->files).tensors();
       } else {
         if (info.version == 1) info.begins_at = 0;
         if (!cause.empty()) {
@@ -157,7 +155,7 @@ class LogReading {
           info.begins_at = previous->info.begins_at;
           compare_facts(version, *previous);
         }
-        if (info.begins_at && specs) check_specs(version, *specs);
+        if (info.begins_at && tensors) check_frames(version, *tensors);
       }
       previous = &version;
     }
@@ -180,9 +178,9 @@ class LogReading {
                                   digest_text(*own->before), previous.info.version, digest_text(before->after)));
   }
 
-  static void check_specs(LoggedVersion& version, const TensorSpecs& specs) {
+  static void check_frames(LoggedVersion& version, const std::vector<TensorEntry>& tensors) {
     try {
-      check_delta(*version.open, specs);
+      check_deltas(std::span(&*version.open, 1), tensors);
     } catch (const Error& error) {
       if (!is_finding(error)) throw;
       version.info.problems.emplace_back(error.what());
@@ -197,7 +195,7 @@ class LogReading {
   void defect(LoggedVersion& version, std::string_view cause) {
     const std::lock_guard lock(mutex_);
     version.info.problems.push_back(
-        fmt::format("version {} ({}): {}", version.info.version, in_quotes(version.info.path), cause));
+        fmt::format("{}: version {}: {}", in_quotes(version.info.path), version.info.version, cause));
   }
 
   // Steps 3 and 4.
@@ -229,8 +227,10 @@ class LogReading {
     std::uint64_t total = 0;
     for (const LoggedVersion& version : versions_)
       if (version.open && version.open->index.own) total += version.info.bytes;
-    for (const Segment& segment : segments)
-      for (const TensorEntry& tensor : begin_of(segment).tensors()) total += tensor.bytes;
+    for (const Segment& segment : segments) {
+      const FileTensors begin = begin_of(segment);
+      for (const TensorEntry& tensor : begin.tensors()) total += tensor.bytes;
+    }
     ProgressCounter progress(options_.progress, total, options_.stop);
     hash_files(progress);
     for (Segment& segment : segments) verify(segment, progress);
@@ -297,7 +297,7 @@ class LogReading {
     std::size_t usable = segment.deltas.size();
     for (std::size_t at = 0; at < segment.deltas.size(); ++at)
       if (!segment.deltas[at]->info.problems.empty()) usable = std::min(usable, at);
-    SegmentDigests digests{.known = usable + 1};
+    SegmentDigests digests{.tensors = {}, .known = usable + 1};
     digests.tensors.assign(usable + 1, std::vector<std::optional<Digest>>(begin.tensors().size()));
     const std::size_t workers = std::max<std::size_t>(1, copy_workers());
     std::vector<std::vector<std::byte>> memory(workers);
@@ -361,7 +361,7 @@ class LogReading {
             delta.sum.add(piece);
           }
         }
-        if (is_first) digests.tensors[0][tensor] = first_sum.digest();
+        if (is_first) digests.tensors[0][tensor] = first_sum.value();
         for (AppliedDelta& delta : group) {
           current = segment.deltas[delta.at];
           known = delta.at + 1;
@@ -376,9 +376,8 @@ class LogReading {
         if (!is_finding(error) || current == nullptr) throw;
         const std::lock_guard lock(mutex_);
         digests.known = std::min(digests.known, known);
-        current->info.problems.push_back(fmt::format("version {} ({}): tensor {}: {}", current->info.version,
-                                                     in_quotes(current->info.path), in_quotes(entry.name),
-                                                     error.what()));
+        current->info.problems.push_back(fmt::format("{}: version {}: tensor {}: {}", in_quotes(current->info.path),
+                                                     current->info.version, in_quotes(entry.name), error.what()));
         return;
       }
       is_first = false;
