@@ -68,6 +68,7 @@ Config version_tree(const VersionInfo& info, SystemTime now) {
                          {"publisher", or_null(info.publisher)},
                          {"ranks", value_or_null(info.ranks)},
                          {"digest", or_null(info.digest)},
+                         {"published", std::chrono::duration<double>(info.published.time_since_epoch()).count()},
                          {"age_seconds", age_since(info.published, now).count()},
                          {"problems", plain_list(info.problems)}});
 }

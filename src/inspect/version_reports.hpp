@@ -30,8 +30,8 @@ std::string log_text(const VersionLog& log, bool verified, std::chrono::system_c
                      const OutputStyle& style);
 /// {"sound", "verified", "source", "versions": [{"version", "path", "kind", "base_version", "begins_at", "encoding",
 /// "checksum_format", "tensors", "files", "bytes", "elements", "changed_elements", "stream", "publisher", "ranks",
-/// "digest", "age_seconds", "problems"}], "unfinished", "other_names", "local": {"path", "version", "has_record",
-/// "reason"}, "problems"}; unknown facts are null.
+/// "digest", "published", "age_seconds", "problems"}], "unfinished", "other_names", "local": {"path", "version",
+/// "has_record", "reason"}, "problems"}; unknown facts are null.
 Config log_tree(const VersionLog& log, bool verified, std::chrono::system_clock::time_point now);
 
 }  // namespace muster::inspect
