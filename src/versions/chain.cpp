@@ -402,9 +402,11 @@ struct FoldedReader::State {
   std::vector<Change> changes = {};
   std::uint64_t at = 0;
   std::uint64_t delta_bytes = 0;
+  bool is_summed = true;
 };
 
-FoldedReader::FoldedReader(const TensorSource& begin, std::size_t index, std::span<const OpenVersion> deltas) {
+FoldedReader::FoldedReader(const TensorSource& begin, std::size_t index, std::span<const OpenVersion> deltas,
+                           bool is_summed) {
   const TensorEntry& entry = begin.tensors()[index];
   ChecksumFormat format = ChecksumFormat::xxh3_128;
   for (const OpenVersion& delta : deltas)
@@ -426,6 +428,7 @@ FoldedReader::FoldedReader(const TensorSource& begin, std::size_t index, std::sp
     }
     state_->delta_bytes += bytes;
   }
+  state_->is_summed = is_summed || is_changed();
 }
 
 FoldedReader::~FoldedReader() = default;
@@ -438,7 +441,7 @@ void FoldedReader::next(std::span<std::byte> piece) {
   State& state = *state_;
   state.begin.read(state.index, state.at, piece);
   for (State::Change& change : state.changes) state.with_change(change, [&] { change.decoder.apply(piece); });
-  state.sum.add(piece);
+  if (state.is_summed) state.sum.add(piece);
   state.at += piece.size();
 }
 

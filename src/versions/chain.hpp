@@ -96,8 +96,10 @@ Chain open_chain(const std::string& source, const ChainRequest& request);
 /// Reads a tensor of the beginning, and applies the deltas of a chain to it, piece by piece. Not thread-safe.
 class FoldedReader {
  public:
-  /// `begin` has the tensor `index`. `deltas` must outlive this object.
-  FoldedReader(const TensorSource& begin, std::size_t index, std::span<const OpenVersion> deltas);
+  /// `begin` has the tensor `index`. `deltas` must outlive this object. Without `is_summed`, an unchanged tensor has no
+  /// digest.
+  FoldedReader(const TensorSource& begin, std::size_t index, std::span<const OpenVersion> deltas,
+               bool is_summed = true);
   FoldedReader& operator=(FoldedReader&&) = delete;
   ~FoldedReader();
   /// Whether a delta changes the tensor.
