@@ -265,6 +265,7 @@ class ChainSearch {
     if (!request_.local || request_.local->version != version) return false;
     if (!chain.deltas.empty() && chain.deltas.back().index.own && chain.deltas.back().index.own->before)
       return *chain.deltas.back().index.own->before == request_.local->state;
+    if (version == 0) return request_.base_digest.empty() || request_.base_digest == request_.local->index_digest;
     if (request_.local->index_digest.empty() || !is_listed(version)) return false;
     try {
       return index_digest_of(join_path(source_, version_name(version))) == request_.local->index_digest;

@@ -65,7 +65,7 @@ void check_deltas(std::span<const OpenVersion> deltas, const std::vector<TensorE
 struct LocalBeginning {
   std::uint64_t version = 0;
   Digest state = {};              ///< state_digest of its tensors
-  std::string index_digest = {};  ///< index_digest() of that version; empty for the base
+  std::string index_digest = {};  ///< OpenVersion::index_digest, or ChainRequest::base_digest
 };
 
 struct Chain {
@@ -84,6 +84,7 @@ struct ChainRequest {
   std::optional<std::uint64_t> target = {};  ///< unset: the newest version; 0: the base
   std::optional<LocalBeginning> local = {};
   bool has_base = false;              ///< the chain may begin at the base
+  std::string base_digest = {};       ///< identifies the base; empty: unknown
   std::chrono::milliseconds wait{0};  ///< for versions and files that are not visible yet
   std::function<void()> check = {};   ///< called while waiting; may throw
 };
