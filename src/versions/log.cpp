@@ -28,6 +28,7 @@
 #include "src/os/process.hpp"
 #include "src/versions/chain.hpp"
 #include "src/versions/delta_codec.hpp"
+#include "src/versions/local_copy.hpp"
 
 namespace muster {
 
@@ -78,6 +79,10 @@ class LogReading {
     follow();
     if (options_.verify) verify();
     remove_deleted();
+    if (!options_.local.empty()) {
+      const LocalCopy copy = read_local_copy(options_.local);
+      log_.local = {options_.local, copy.version, copy.record.has_value(), copy.reason};
+    }
     for (LoggedVersion& version : versions_) log_.versions.push_back(std::move(version.info));
     return std::move(log_);
   }
