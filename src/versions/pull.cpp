@@ -5,7 +5,8 @@
 //  2. The locks are taken. Whoever holds them knows that leftovers next to LOCAL are dead, and deletes them.
 //  3. The chain of versions is found and checked. It begins at LOCAL, if its record is valid, or at a full version or
 //     the base.
-//  4. The successor grows next to LOCAL. Files without changes are hard links of LOCAL's files. In the others, unchanged
+//  4. The successor grows next to LOCAL. Files without changes are hard links of LOCAL's files. In the others,
+//  unchanged
 //     tensors of LOCAL are copied, and all other tensors are read, changed, hashed and written piece by piece.
 //  5. The checksums are compared. Marker and record are written.
 //  6. The directories exchange their names, and the old one is deleted.
@@ -71,9 +72,7 @@ std::string words_of_space(std::uint64_t needed, std::uint64_t available) {
 
 /// LOCAL without a trailing slash, with links resolved: siblings are named after it, and a link must not be replaced.
 std::string local_place(const std::string& path) {
-  const auto refuse = [&](ErrorKind kind, const std::string& words) {
-    throw file_error(kind, doing, path, words);
-  };
+  const auto refuse = [&](ErrorKind kind, const std::string& words) { throw file_error(kind, doing, path, words); };
   if (path.empty()) refuse(ErrorKind::invalid_argument, "the directory for the copy has no name. Pass one");
   std::error_code error;
   fs::path clean = fs::weakly_canonical(fs::absolute(path, error), error);
@@ -139,7 +138,8 @@ void repair(const std::string& local) {
   for (os::Unfinished& one : others) {
     if (!one.is_replaced || os::file_status(local)) continue;
     os::rename_to_new(one.path, local);
-    log(LogLevel::warning, fmt::format("{} is restored: the process that was replacing it was killed", in_quotes(local)));
+    log(LogLevel::warning,
+        fmt::format("{} is restored: the process that was replacing it was killed", in_quotes(local)));
     one.path.clear();
   }
   for (const os::Unfinished& one : others) {
@@ -157,8 +157,8 @@ struct Beginning {
   std::string index = {};  ///< name of its index; empty: none
   std::vector<SafetensorsFile> files = {};
   ExtraFiles extras = {};
-  std::string more_extras = {};                ///< another directory with files
-  std::vector<std::string> more_names = {};    ///< those that come from there
+  std::string more_extras = {};              ///< another directory with files
+  std::vector<std::string> more_names = {};  ///< those that come from there
   bool is_local = false;
 };
 
@@ -193,7 +193,8 @@ Beginning open_base(const std::string& base) {
   Beginning begin = open_model(base);
   if (begin.index.empty()) return begin;
   const std::string path = join_path(base, begin.index);
-  const Config index = with_file("reading", path, [&] { return core::parse_tolerantly(read_text(path, longest_index)); });
+  const Config index =
+      with_file("reading", path, [&] { return core::parse_tolerantly(read_text(path, longest_index)); });
   const Config* const metadata = index.find("metadata");
   if (metadata != nullptr && metadata->contains("delta_encoding"))
     throw file_error(ErrorKind::invalid_argument, "opening the base", base,
@@ -522,8 +523,8 @@ class Pull {
       : source_(source), local_(local_place(local)), options_(options), deadline_(os::Clock::now() + options.wait) {
     check_ = [this] {
       if (options_.stop.stop_requested())
-        throw Error(ErrorKind::cancelled,
-                    fmt::format("{}: {}: cancelled by a stop request", in_quotes(local_), doing), {.path = local_});
+        throw Error(ErrorKind::cancelled, fmt::format("{}: {}: cancelled by a stop request", in_quotes(local_), doing),
+                    {.path = local_});
     };
   }
 
@@ -617,9 +618,9 @@ class Pull {
     report.previous = copy.version;
     const bool is_local = chain.beginning == Chain::Beginning::local;
     const bool is_synced = options_.durability == PullDurability::synced;
-    report.begun_at = is_local                                      ? "local"
+    report.begun_at = is_local                                    ? "local"
                       : chain.beginning == Chain::Beginning::full ? version_name(chain.begin_version)
-                                                                    : "base";
+                                                                  : "base";
     const bool is_there = is_local && chain.deltas.empty();
     if (is_there && (!is_synced || copy.record->durability == PullDurability::synced)) return report;
     report.is_changed = !is_there;
@@ -662,7 +663,8 @@ class Pull {
     std::uint64_t bytes = space_beside_files;
     const auto add = [&](const std::string& directory, const std::vector<std::string>& names) {
       for (const std::string& name : names)
-        if (const auto status = os::file_status(join_path(directory, name), os::Links::followed)) bytes += status->bytes;
+        if (const auto status = os::file_status(join_path(directory, name), os::Links::followed))
+          bytes += status->bytes;
     };
     if (!begin.is_local) add(begin.directory, begin.extras.names);
     add(begin.more_extras, begin.more_names);
@@ -701,13 +703,12 @@ class Pull {
       if (last->index.own) record.stream = last->index.own->stream;
     }
     if (last != nullptr && last->index.own && record.state != last->index.own->after)
-      throw file_error(
-          ErrorKind::corrupt, fmt::format("checking version {}", last->number()), last->path,
-          fmt::format("the digest of all tensors is {}, and the version states {}. {}", digest_text(record.state),
-                      digest_text(last->index.own->after),
-                      chain.beginning == Chain::Beginning::full
-                          ? fmt::format("A file of {} is damaged", version_name(chain.begin_version))
-                          : "Pass the base with which the trainer began"));
+      throw file_error(ErrorKind::corrupt, fmt::format("checking version {}", last->number()), last->path,
+                       fmt::format("the digest of all tensors is {}, and the version states {}. {}",
+                                   digest_text(record.state), digest_text(last->index.own->after),
+                                   chain.beginning == Chain::Beginning::full
+                                       ? fmt::format("A file of {} is damaged", version_name(chain.begin_version))
+                                       : "Pass the base with which the trainer began"));
     for (const SafetensorsFile& file : begin.files)
       record.files.emplace(name_of(file), copied_file(successor.place(name_of(file))));
     const std::string folder = successor.place(std::string(sync_directory));
