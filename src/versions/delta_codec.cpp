@@ -20,6 +20,9 @@ namespace {
 static_assert(std::endian::native == std::endian::little);
 
 constexpr int level = 1;
+// Changes are noise: a larger window does not compress them better, and the windows of all deltas of a chain would not
+// fit into the caches of the puller.
+constexpr int window_log = 17;
 constexpr std::size_t input_bytes = 128 << 10;
 constexpr std::size_t zero_bytes = 64 << 10;
 constexpr std::uint64_t position_bytes = sizeof(std::uint32_t);
@@ -103,6 +106,7 @@ DeltaEncoder::DeltaEncoder(DeltaEncoding encoding, Append append)
     : encoding_(encoding), append_(std::move(append)), context_(ZSTD_createCCtx()), output_(ZSTD_CStreamOutSize()) {
   if (!context_) throw std::bad_alloc();
   check(ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_compressionLevel, level), "setting up zstd");
+  check(ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_windowLog, window_log), "setting up zstd");
   check(ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_contentSizeFlag, 1), "setting up zstd");
 }
 DeltaEncoder::~DeltaEncoder() = default;
