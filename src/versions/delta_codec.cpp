@@ -82,6 +82,21 @@ std::uint64_t exclusive_or(std::span<const std::byte> new_bytes, std::span<std::
   return count;
 }
 
+/// Changes the bytes, without counting.
+void change(std::span<const std::byte> changes, std::span<std::byte> bytes) noexcept {
+  using Words [[gnu::vector_size(32)]] = std::uint64_t;
+  std::size_t at = 0;
+  for (; at + sizeof(Words) <= bytes.size(); at += sizeof(Words)) {
+    Words words;
+    Words others;
+    std::memcpy(&words, bytes.data() + at, sizeof words);
+    std::memcpy(&others, changes.data() + at, sizeof others);
+    words ^= others;
+    std::memcpy(bytes.data() + at, &words, sizeof words);
+  }
+  for (; at < bytes.size(); ++at) bytes[at] ^= changes[at];
+}
+
 std::uint64_t exclusive_or(std::span<const std::byte> new_bytes, std::span<std::byte> old_bytes,
                            std::uint64_t element_bytes) noexcept {
   switch (element_bytes) {
@@ -325,7 +340,7 @@ void DeltaDecoder::apply(std::span<std::byte> piece) {
   } else {
     memory_.resize(piece.size());
     changes_->read(memory_);
-    (void)exclusive_or(memory_, piece, 1);
+    change(memory_, piece);
   }
   done_ += piece.size();
 }

@@ -58,6 +58,8 @@ namespace fs = std::filesystem;
 
 // Unchanged bytes are copied in steps of this size, so that a stop request and the progress do not wait long.
 constexpr std::uint64_t copy_step = std::uint64_t{16} << 20;
+// Small enough for the pieces of all deltas of a chain to stay in the caches, and one block of zstd.
+constexpr std::uint64_t fold_bytes = std::uint64_t{128} << 10;
 constexpr std::size_t most_threads = 8;
 // Marker, record and directories need some space, too.
 constexpr std::uint64_t space_beside_files = std::uint64_t{1} << 20;
@@ -480,7 +482,7 @@ class WeightCopies {
   void fold(const Step& step, ProgressCounter& progress) {
     const std::span<const OpenVersion> deltas = chain_.deltas;
     const std::string& name = tensors_.tensors()[*step.tensor].name;
-    std::vector<std::byte> piece(std::min(step.bytes, piece_bytes));
+    std::vector<std::byte> piece(std::min(step.bytes, fold_bytes));
     for (std::size_t at = 0; at == 0 || at < deltas.size(); at += at_once_) {
       const std::span<const OpenVersion> group = deltas.subspan(at, std::min(at_once_, deltas.size() - at));
       const auto changes = [&](const OpenVersion& delta) { return delta.find(name) != nullptr; };
@@ -488,7 +490,7 @@ class WeightCopies {
       // A later group changes the bytes that the earlier one has written.
       FoldedReader reader = at == 0 ? FoldedReader(tensors_, *step.tensor, group) : FoldedReader(own_, step.own, group);
       for (std::uint64_t done = 0; done < step.bytes; done += piece.size()) {
-        piece.resize(std::min<std::uint64_t>(piece_bytes, step.bytes - done));
+        piece.resize(std::min<std::uint64_t>(fold_bytes, step.bytes - done));
         reader.next(piece);
         outputs_[step.output].file->write_at(step.offset + done, piece);
         progress.add(at == 0 ? piece.size() : 0);
@@ -501,7 +503,7 @@ class WeightCopies {
       }
       states_[*step.tensor].digest = reader.digest();
       bytes_read_ += step.bytes + reader.delta_bytes();
-      piece.resize(std::min(step.bytes, piece_bytes));
+      piece.resize(std::min(step.bytes, fold_bytes));
     }
   }
 
@@ -599,7 +601,7 @@ class Pull {
 
   /// Returns whether a file of the chain is not what its publisher wrote, by the digests that Muster records.
   [[nodiscard]] static bool is_damaged(const Chain& chain) {
-    std::vector<std::byte> piece(piece_bytes);
+    std::vector<std::byte> piece(fold_bytes);
     for (const OpenVersion& delta : chain.deltas) {
       if (!delta.index.own) continue;
       for (const SafetensorsFile& file : delta.files) {
