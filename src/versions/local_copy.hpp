@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "muster/publish.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/file.hpp"
 #include "src/os/lock_file.hpp"
 #include "src/versions/digest.hpp"
