@@ -115,7 +115,7 @@ void check_contents(const std::string& local) {
   if (!os::file_status(local)) return;
   const DirectoryNames names = names_in(local);
   if (names.files.empty() && names.folders.empty()) return;
-  const bool is_copy = std::ranges::find(names.folders, sync_directory) != names.folders.end();
+  const bool is_copy = std::ranges::find(names.folders, sync_folder) != names.folders.end();
   const bool has_weights = std::ranges::any_of(
       names.files, [](const std::string& name) { return belongs_to_checkpoint(name) == Belongs::weights; });
   if (is_copy || has_weights) return;
