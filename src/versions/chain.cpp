@@ -214,9 +214,28 @@ class ChainSearch {
     return std::ranges::binary_search(names_.versions, version);
   }
 
+  // The first publisher makes the directory. Its parent is listed, because a name that was looked up too early may stay
+  // missing on a network file system.
+  void wait_for_source() const {
+    const std::string parent = os::directory_of(source_);
+    const std::string name = source_.substr(source_.rfind('/') + 1);
+    if (name.empty() || os::Clock::now() >= deadline_ || os::file_status(source_, os::Links::followed)) return;
+    const bool is_network = os::file_system_of(parent).is_network;
+    workspace::Pauses pauses(is_network);
+    const auto is_listed = [&] {
+      const std::vector<os::DirectoryEntry> entries = workspace::fresh_listing(parent, is_network);
+      return std::ranges::any_of(entries, [&](const os::DirectoryEntry& entry) { return entry.name == name; });
+    };
+    while (!is_listed() && os::Clock::now() < deadline_) {
+      if (request_.check) request_.check();
+      pauses.sleep(os::Clock::next_sleep(deadline_));
+    }
+  }
+
   // Waits until the target exists, and returns its number.
   std::uint64_t find_target() {
     if (request_.target == 0) return 0;
+    wait_for_source();
     const bool is_network = os::file_system_of(source_).is_network;
     workspace::Pauses pauses(is_network);
     for (;;) {
