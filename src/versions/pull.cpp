@@ -355,6 +355,8 @@ class WeightCopies {
   [[nodiscard]] std::uint64_t bytes_to_write() const noexcept { return bytes_to_write_; }
   [[nodiscard]] std::uint64_t changed_tensors() const noexcept { return changed_.size(); }
   [[nodiscard]] std::size_t written_files() const noexcept { return outputs_.size(); }
+  /// Whether write() failed because a checksum did not match.
+  [[nodiscard]] bool has_mismatch() const noexcept { return has_mismatch_; }
 
   void write(ProgressCounter& progress, PullReport& report) {
     for (Output& output : outputs_) begin_file(output);
@@ -491,7 +493,12 @@ class WeightCopies {
         outputs_[step.output].file->write_at(step.offset + done, piece);
         progress.add(at == 0 ? piece.size() : 0);
       }
-      reader.end();
+      try {
+        reader.end();
+      } catch (const Error& error) {
+        if (error.kind() == ErrorKind::corrupt) has_mismatch_ = true;
+        throw;
+      }
       states_[*step.tensor].digest = reader.digest();
       bytes_read_ += step.bytes + reader.delta_bytes();
       piece.resize(std::min(step.bytes, piece_bytes));
@@ -515,6 +522,7 @@ class WeightCopies {
   std::uint64_t bytes_to_write_ = 0;
   std::uint64_t bytes_linked_ = 0;
   std::atomic<std::uint64_t> bytes_read_{0};
+  std::atomic<bool> has_mismatch_{false};
 };
 
 class Pull {
@@ -551,15 +559,18 @@ class Pull {
     std::optional<Error> damaged;  // the failure with which LOCAL was given up
     for (int attempt = 1;; ++attempt) {
       std::optional<Chain> chain;
+      is_copy_in_doubt_ = false;
       try {
         chain.emplace(find(copy));
         PullReport report = apply(copy, *chain);
         report.notes.insert(report.notes.begin(), notes.begin(), notes.end());
         return report;
       } catch (const Error& error) {
-        const bool is_begun = chain && chain->beginning == Chain::Beginning::local;
         if (!chain && damaged) throw *damaged;
-        if (error.kind() == ErrorKind::corrupt && is_begun && !is_damaged(*chain)) {
+        const bool is_begun = chain && chain->beginning == Chain::Beginning::local;
+        // Other defects of the versions remain if the copy is seeded again.
+        const bool is_in_doubt = is_copy_in_doubt_ || !is_inside(error.path(), source_);
+        if (error.kind() == ErrorKind::corrupt && is_begun && is_in_doubt && !is_damaged(*chain)) {
           copy.record.reset();
           copy.reason = error.what();
           damaged = error;
@@ -636,7 +647,12 @@ class Pull {
     ProgressCounter progress(options_.progress, weights.bytes_to_write(), options_.stop);
     progress.add(0);
     copy_others(begin, successor);
-    weights.write(progress, report);
+    try {
+      weights.write(progress, report);
+    } catch (const Error&) {
+      is_copy_in_doubt_ = weights.has_mismatch();
+      throw;
+    }
     report.changed_tensors = weights.changed_tensors();
     for (const OpenVersion& delta : chain.deltas) report.applied.push_back(delta.number());
     report.skipped = begin.extras.skipped;
@@ -687,7 +703,7 @@ class Pull {
 
   /// Compares the digest of all tensors, and writes marker and record.
   void finish(const Chain& chain, const LocalCopy& copy, std::vector<TensorState> tensors, const Beginning& begin,
-              const Successor& successor) const {
+              const Successor& successor) {
     const OpenVersion* const last = chain.last();
     CopyRecord record;
     record.version = chain.target;
@@ -702,7 +718,8 @@ class Pull {
       record.index_digest = last->index_digest;
       if (last->index.own) record.stream = last->index.own->stream;
     }
-    if (last != nullptr && last->index.own && record.state != last->index.own->after)
+    is_copy_in_doubt_ = last != nullptr && last->index.own && record.state != last->index.own->after;
+    if (is_copy_in_doubt_)
       throw file_error(ErrorKind::corrupt, fmt::format("checking version {}", last->number()), last->path,
                        fmt::format("the digest of all tensors is {}, and the version states {}. {}",
                                    digest_text(record.state), digest_text(last->index.own->after),
@@ -726,6 +743,7 @@ class Pull {
   os::Clock::time_point deadline_;
   std::function<void()> check_;
   std::optional<CopyLocks> locks_;
+  bool is_copy_in_doubt_ = false;  ///< checksums did not match
 };
 
 }  // namespace

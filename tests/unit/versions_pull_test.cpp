@@ -375,29 +375,28 @@ TEST_CASE("another stream with the same numbers is not a continuation") {
 }
 
 TEST_CASE("a damaged version leaves the copy unchanged") {
-  Case test;
-  test.chain.change({"layer1.weight"});
-  test.chain.publish_delta();
-  test.pull();
-  test.chain.change({"layer1.weight", "layer2.weight"});
   for (const bool has_own_facts : {true, false}) {
+    Case test;
+    test.chain.change({"layer1.weight"});
+    test.chain.publish_delta();
+    test.pull();
+    test.chain.change({"layer1.weight", "layer2.weight"});
     test.chain.publish_delta({.has_own_facts = has_own_facts});
-    const std::string file = test.chain.version(test.chain.newest()) + "/model-00000-of-00001.safetensors";
+    const std::string file = test.chain.version(2) + "/model-00000-of-00001.safetensors";
     const std::string intact = read_text(file);
-    for (std::size_t at = intact.size() / 2; at < intact.size(); at += intact.size() / 20) {
+    for (std::size_t at = 1; at < intact.size(); at += intact.size() / 40) {
       CAPTURE(at);
       flip_byte(file, at);
       const std::string words = test.refused(ErrorKind::corrupt, test.options());
-      CHECK(has(words, "version " + std::to_string(test.chain.newest())));
-      CHECK(has(words, "layer"));
       CHECK(has(words, file));
+      if (at > 1000) CHECK(has(words, "version 2"));
+      if (at > 1000) CHECK(has(words, "tensor \"layer"));
       write_text(file, intact);
     }
     write_text(file, intact.substr(0, intact.size() - 1));
     test.refused(ErrorKind::corrupt, test.options());
     write_text(file, intact);
     test.pull();
-    test.chain.change({"layer1.bias"});
   }
 }
 
