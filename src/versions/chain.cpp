@@ -214,12 +214,12 @@ class ChainSearch {
     return std::ranges::binary_search(names_.versions, version);
   }
 
-  // The first publisher makes the directory. Its parent is listed, because a name that was looked up too early may stay
-  // missing on a network file system.
+  // The first publisher makes the directory. The parent is listed, because a wait must not rely on failed lookups.
   void wait_for_source() const {
-    const std::string parent = os::directory_of(source_);
-    const std::string name = source_.substr(source_.rfind('/') + 1);
-    if (name.empty() || os::Clock::now() >= deadline_ || os::file_status(source_, os::Links::followed)) return;
+    const std::string path = source_.substr(0, source_.find_last_not_of('/') + 1);
+    const std::string parent = os::directory_of(path);
+    const std::string name = path.substr(path.rfind('/') + 1);
+    if (name.empty() || os::Clock::now() >= deadline_ || os::file_status(path, os::Links::followed)) return;
     const bool is_network = os::file_system_of(parent).is_network;
     workspace::Pauses pauses(is_network);
     const auto is_listed = [&] {
