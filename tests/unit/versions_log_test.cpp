@@ -64,7 +64,7 @@ std::string problems_of(const VersionLog& log) {
   return all;
 }
 
-bool has(const std::string& text, std::string_view part) {
+bool tells(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;
 }
 
@@ -134,7 +134,7 @@ TEST_CASE("the bytes that a verification reports as progress are those that it a
 TEST_CASE("verification needs a base if the chain begins there") {
   LogCase test;
   const std::string words = words_of(ErrorKind::invalid_argument, [&] { (void)test.log(true, false); });
-  CHECK(has(words, "--base"));
+  CHECK(tells(words, "--base"));
   for (const int version : {1, 2, 3}) fs::remove_all(test.chain.version(static_cast<std::uint64_t>(version)));
   CHECK(test.log(true, false).is_sound());
 }
@@ -145,9 +145,9 @@ TEST_CASE("a damaged tensor is named, and versions that follow are not verified"
   const VersionLog log = test.log();
   CHECK(numbers_with_problems(log) == Numbers{2, 3});
   REQUIRE(log.versions[1].problems.size() == 1);
-  CHECK(has(log.versions[1].problems[0], "weight_v000002"));
-  CHECK(has(log.versions[1].problems[0], "tensor \"layer"));
-  CHECK(has(log.versions[2].problems[0], "not verified"));
+  CHECK(tells(log.versions[1].problems[0], "weight_v000002"));
+  CHECK(tells(log.versions[1].problems[0], "tensor \"layer"));
+  CHECK(tells(log.versions[2].problems[0], "not verified"));
   CHECK(test.log(false).is_sound());  // its header is sound
 }
 
@@ -156,16 +156,16 @@ TEST_CASE("a damaged file is named even if its tensors cannot show it") {
   test.damage(5);
   const VersionLog log = test.log();
   CHECK(numbers_with_problems(log) == Numbers{5, 6});
-  CHECK(has(problems_of(log), "data is corrupted"));
-  CHECK(has(problems_of(log), "model-00000-of-00001.safetensors"));
+  CHECK(tells(problems_of(log), "data is corrupted"));
+  CHECK(tells(problems_of(log), "model-00000-of-00001.safetensors"));
 }
 
 TEST_CASE("a damaged full version is found by its digest") {
   const LogCase test;
   test.damage(4);
   const VersionLog log = test.log();
-  CHECK(has(problems_of(log), "weight_v000004"));
-  CHECK(has(problems_of(log), "its tensors have the digest"));
+  CHECK(tells(problems_of(log), "weight_v000004"));
+  CHECK(tells(problems_of(log), "its tensors have the digest"));
 }
 
 TEST_CASE("another base is found") {
@@ -174,7 +174,7 @@ TEST_CASE("another base is found") {
   const VersionChain wrong(root, 7);
   const VersionLog log = read_versions(test.chain.source(), {.base = wrong.base(), .verify = true});
   CHECK_FALSE(log.is_sound());
-  CHECK(has(problems_of(log), "weight_v000001"));
+  CHECK(tells(problems_of(log), "weight_v000001"));
 }
 
 TEST_CASE("a missing version breaks the chain up to the next full version") {
@@ -198,7 +198,7 @@ TEST_CASE("deltas that clean-up has left before a full version are no defects") 
   fs::remove_all(test.chain.version(5));
   fs::remove_all(test.chain.version(6));
   log = test.log(true, false);
-  CHECK(has(problems_of(log), "versions 1 to 2 are missing, and no version is full"));
+  CHECK(tells(problems_of(log), "versions 1 to 2 are missing, and no version is full"));
 }
 
 TEST_CASE("a version of another run does not continue the chain") {
@@ -208,7 +208,7 @@ TEST_CASE("a version of another run does not continue the chain") {
   test.chain.publish_delta();
   const VersionLog log = test.log(false);
   CHECK(numbers_with_problems(log) == Numbers{7});
-  CHECK(has(problems_of(log), "another stream"));
+  CHECK(tells(problems_of(log), "another stream"));
 }
 
 TEST_CASE("an unreadable version is an entry with a problem") {
@@ -218,7 +218,7 @@ TEST_CASE("an unreadable version is an entry with a problem") {
   REQUIRE(log.versions.size() == 6);
   CHECK_FALSE(log.versions[1].kind);
   CHECK(numbers_with_problems(log) == Numbers{2, 3});
-  CHECK(has(problems_of(log), "version 2 cannot be read"));
+  CHECK(tells(problems_of(log), "version 2 cannot be read"));
 }
 
 TEST_CASE("versions without an index are not complete") {
