@@ -236,6 +236,9 @@ class ChainSearch {
   std::uint64_t find_target() {
     if (request_.target == 0) return 0;
     wait_for_source();
+    if (!os::file_status(source_, os::Links::followed))
+      throw file_error(ErrorKind::not_found, "reading versions", source_,
+                       "the directory does not exist. Check the path, or wait for the first version (--wait)");
     const bool is_network = os::file_system_of(source_).is_network;
     workspace::Pauses pauses(is_network);
     for (;;) {
