@@ -479,7 +479,7 @@ def main():
     parser.add_argument("--encoding", default="xor")
     parser.add_argument("--checksum", default="xxh3-128")
     parser.add_argument("--wait", default="0s")
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()  # others of Muster's options have no effect here
     if options.command == "pull":
         named = options.version not in (None, "newest")
         limit = time.monotonic() + float(options.wait.rstrip("s"))
