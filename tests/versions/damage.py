@@ -198,8 +198,7 @@ def metadata_value(case):
 
     def change(index):
         if not case.is_delta:
-            key = case.numbers.choice(["version", "total_size"])
-            index["metadata"][key] = case.numbers.choice(WRONG)
+            index["metadata"][case.numbers.choice(["version", "total_size"])] = case.numbers.choice(WRONG)
             case.must_refuse, case.other = False, "states"
             return
         words = WRONG + (["xor2", "XOR"] if key == "delta_encoding" else ["gzip", "zstd:3"] if key == "compression_format" else ["md5", "crc32"])
@@ -584,21 +583,19 @@ def run_local(i, numbers):
 
 def run(i, numbers):
     with_local = i % 2 == 0
+    start = 2 if with_local else None
     name = ("theirs", "ours")[i // 2 % 2]
     source = t / "damaged"
     shutil.rmtree(source, ignore_errors=True)
     shutil.copytree(t / name, source)
-    start = None
-    if with_local:
-        # Version 2 is older than all damaged versions, and the copy has a record.
-        if peer.marker(local) != 2 or (local / "of").read_text() != name if (local / "of").exists() else True:
-            shutil.rmtree(local, ignore_errors=True)
-            test.pull(t / name, local, base, "--version", 2)
-        start = 2
-    else:
+    local = t / "places" / (name if with_local else "fresh")
+    if not with_local:
         shutil.rmtree(local, ignore_errors=True)
+    elif peer.marker(local) != 2:
+        # Version 2 is older than all damaged versions, and the copy has a record.
+        test.pull(t / name, local, base, "--version", 2)
     case = Case(numbers, source, numbers.choice([3, 4] if with_local else [2, 3, 4]))
-    damage = DAMAGES[i % len(DAMAGES)] if i < 10 * len(DAMAGES) else numbers.choice(DAMAGES)
+    damage = DAMAGES[i // 4 % len(DAMAGES)]
     damage(case)
     before = snapshot(local)
     result = test.run("pull", source, local, "--base", base, "--version", NEWEST, "--wait", "0s", limit=120)
