@@ -127,6 +127,29 @@ void rename_file(const std::string& from, const std::string& to) {
     throw errno_error(fmt::format("renaming {} to this name", in_quotes(from)), errno, to);
 }
 
+bool link_file(const std::string& from, const std::string& to) {
+  if (try_call("link", to, [&] { return ::link(from.c_str(), to.c_str()); }) == 0) return true;
+  if (errno == EPERM || errno == EACCES || errno == EMLINK || errno == EOPNOTSUPP || errno == ENOSYS || errno == EXDEV)
+    return false;
+  throw errno_error(fmt::format("linking {} to this name", in_quotes(from)), errno, to);
+}
+
+bool is_mount_point(const std::string& path) {
+  const auto status_at = [](const std::string& name) {
+    struct statx status {};
+    const auto ask = [&] { return ::statx(AT_FDCWD, name.c_str(), AT_SYMLINK_NOFOLLOW, STATX_INO, &status); };
+    if (try_call("statx", name, ask) != 0) throw errno_error("reading the status", errno, name);
+    return status;
+  };
+  const struct statx status = status_at(path);
+  // From Linux 5.8 on, the kernel knows. Before that, a bind mount within a file system stays unnoticed.
+  if ((status.stx_attributes_mask & STATX_ATTR_MOUNT_ROOT) != 0)
+    return (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+  const struct statx above = status_at(path + "/..");
+  return status.stx_dev_major != above.stx_dev_major || status.stx_dev_minor != above.stx_dev_minor ||
+         status.stx_ino == above.stx_ino;
+}
+
 bool remove_file(const std::string& path) {
   if (try_call("unlink", path, [&] { return ::unlink(path.c_str()); }) == 0) return true;
   if (errno == ENOENT) return false;

@@ -51,6 +51,13 @@ bool remove_empty_directory(const std::string& path);
 /// Renames a file and replaces an existing file at `to`. Throws Error(io | not_found).
 void rename_file(const std::string& from, const std::string& to);
 
+/// Gives a file the further name `to`, which must not exist. Returns false if the file system has no hard links, if the
+/// file has too many, or if this user may not link to it. Throws Error(io | not_found | out_of_space).
+bool link_file(const std::string& from, const std::string& to);
+/// Returns whether something is mounted on the directory itself, so that it cannot be renamed. Throws Error(io |
+/// not_found).
+bool is_mount_point(const std::string& path);
+
 /// Returns a descriptor of a directory. Throws Error(io | not_found).
 Fd open_directory(const std::string& path);
 /// Takes the directory's lock for the lifetime of the descriptor. The kernel releases it if the process is killed.

@@ -218,6 +218,34 @@ void WritableFile::write_at(std::uint64_t offset, std::span<const std::byte> byt
   }
 }
 
+void WritableFile::copy_from(const ReadableFile& source, std::uint64_t from, std::uint64_t to, std::uint64_t bytes) {
+  const FileSizeAsError no_signal;
+  while (bytes != 0) {
+    const std::size_t piece = std::min<std::uint64_t>(bytes, largest_transfer);
+    auto at_source = static_cast<off_t>(from);
+    auto at_target = static_cast<off_t>(to);
+    const ssize_t copied = try_transfer("copy_file_range", name_, piece, [&](std::size_t length) {
+      return ::copy_file_range(source.descriptor().get(), &at_source, fd_.get(), &at_target, length, 0);
+    });
+    if (copied <= 0) break;
+    from += static_cast<std::uint64_t>(copied);
+    to += static_cast<std::uint64_t>(copied);
+    bytes -= static_cast<std::uint64_t>(copied);
+  }
+  if (bytes == 0) return;
+  // The kernel cannot copy between these files, or there is a failure that reading or writing reports with its cause.
+  constexpr std::uint64_t buffer_bytes = std::uint64_t{1} << 20;
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(std::min(bytes, buffer_bytes));
+  while (bytes != 0) {
+    const std::span<std::byte> piece(buffer.get(), std::min(bytes, buffer_bytes));
+    source.read_at(from, piece);
+    write_at(to, piece);
+    from += piece.size();
+    to += piece.size();
+    bytes -= piece.size();
+  }
+}
+
 void WritableFile::start_writeback(std::uint64_t offset, std::uint64_t bytes) noexcept {
   ::sync_file_range(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "src/base/escaped.hpp"
 #include "src/workspace/group_directory.hpp"
 
 #include <fmt/core.h>

@@ -10,6 +10,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 #include "muster/error.hpp"
 #include "src/checkpoint/assembly/agreement.hpp"
 #include "src/core/crc64.hpp"
@@ -47,19 +48,25 @@ std::span<const std::byte> bytes_in_memory(const Step& step, const TensorSource&
 class AssemblyFiles {
  public:
   /// `on_stage` receives the number of files, from the first on, that this process has completed, whenever it grows.
-  AssemblyFiles(const ProcessWork& work, int process, const WrittenCallback& on_written,
+  AssemblyFiles(const ProcessWork& work, int process, const WrittenCallback& on_written, const ItemSink& sink,
                 std::function<void(std::uint32_t)> on_stage)
-      : targets_(work.targets), on_written_(on_written), on_stage_(std::move(on_stage)), files_(work.targets.size()) {
+      : targets_(work.targets),
+        on_written_(on_written),
+        sink_(sink),
+        on_stage_(std::move(on_stage)),
+        files_(work.targets.size()) {
     for (const FileTarget& target : targets_) remainders_.emplace_back(target.ends.size());
     for (const Step& step : work.steps) {
       if (step.kind == StepKind::hash || static_cast<int>(step.writer) != process) continue;
       ++files_.at(step.file).steps_left;
+      if (sink_) turns_.emplace(&step, turns_.size());
     }
     raise_stage();
   }
 
   /// Writes an item's bytes. Throws Error(out_of_space | io).
   void write(const Step& step, std::span<const std::byte> bytes) {
+    if (sink_) return deliver(step, bytes);
     if (const auto target = file(step.file)) {
       target->write_at(step.offset, bytes);
       // Starts writeback, so that the disk is busy while the next bytes are copied, and the sync at the end is short.
@@ -96,9 +103,29 @@ class AssemblyFiles {
     raise_stage();
   }
 
+  /// Ends the waits of all threads, because this process has failed.
+  void give_up() {
+    const std::lock_guard lock(mutex_);
+    has_failed_ = true;
+    turn_changed_.notify_all();
+  }
+
   [[nodiscard]] std::vector<std::vector<std::uint64_t>> take_remainders() { return std::move(remainders_); }
 
  private:
+  // Passes the bytes on when all earlier items of this process were passed on. One thread handles direct items, and
+  // another one those of windows. They cannot deadlock: all earlier items come before this one in the common order.
+  void deliver(const Step& step, std::span<const std::byte> bytes) {
+    std::unique_lock lock(mutex_);
+    turn_changed_.wait(lock, [&] { return has_failed_ || turn_ == turns_.at(&step); });
+    if (has_failed_) return;
+    lock.unlock();
+    sink_(step.file, step.offset, bytes);
+    lock.lock();
+    ++turn_;
+    turn_changed_.notify_all();
+  }
+
   struct FileProgress {
     std::uint64_t steps_left = 0;
     std::shared_ptr<os::WritableFile> file;
@@ -137,6 +164,11 @@ class AssemblyFiles {
 
   std::span<const FileTarget> targets_;
   WrittenCallback on_written_;
+  ItemSink sink_;
+  std::unordered_map<const Step*, std::size_t> turns_;  // with a sink: the order of the items of this process
+  std::size_t turn_ = 0;
+  bool has_failed_ = false;
+  std::condition_variable turn_changed_;
   std::function<void(std::uint32_t)> on_stage_;
   std::mutex mutex_;
   std::vector<FileProgress> files_;
@@ -147,7 +179,7 @@ class AssemblyFiles {
 class Assembling {
  public:
   Assembling(Group& group, const ProcessWork& work, const TensorSource& source, const WrittenCallback& on_written,
-             const FinishFile& finish)
+             const FinishFile& finish, const ItemSink& sink)
       : group_(group::inside(group)),
         work_(work),
         source_(source),
@@ -155,7 +187,7 @@ class Assembling {
         finish_(finish),
         others_(shm::near_ranks(group)),
         ring_(work.turns == 0 ? 0 : work.depth, work.window_bytes, others_.size()),
-        files_(work, group.rank(), on_written, [this](std::uint32_t stage) { ring_.set_stage(stage); }) {
+        files_(work, group.rank(), on_written, sink, [this](std::uint32_t stage) { ring_.set_stage(stage); }) {
     for (int rank = 0; rank < group.size(); ++rank)
       if (group.host_of(rank) != group.host_of(0)) far_.emplace(rank, WindowMail::StageReport{});
     file_count_ = static_cast<std::uint32_t>(work.targets.size());
@@ -238,6 +270,7 @@ class Assembling {
     } catch (const Error&) {
       // The failure is another rank's, or that of this process's other thread.
     }
+    files_.give_up();
     const std::lock_guard lock(mutex_);
     failure_ = group_.error();
     changed_.notify_all();
@@ -452,8 +485,8 @@ TensorHash hash_for(const Step& step, const TensorSource& source) {
 }
 
 Assembled assemble(Group& group, const ProcessWork& work, const TensorSource& source, const WrittenCallback& on_written,
-                   const FinishFile& finish, const std::function<void(std::uint64_t)>& progress) {
-  return Assembling(group, work, source, on_written, finish).run(progress);
+                   const FinishFile& finish, const std::function<void(std::uint64_t)>& progress, const ItemSink& sink) {
+  return Assembling(group, work, source, on_written, finish, sink).run(progress);
 }
 
 namespace {

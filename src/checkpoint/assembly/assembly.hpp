@@ -34,6 +34,8 @@ struct OutputFile {
   std::vector<MergedTensor> tensors;
   /// If not 0: the file has other tensors before this offset, and gets its header later (growing_files.hpp).
   std::uint64_t begin = 0;
+  /// The process that writes all of the file; -1: several may write to it.
+  int writer = -1;
 };
 
 struct ReduceStep {
@@ -161,6 +163,10 @@ TensorHash hash_for(const Step& step, const TensorSource& source);
 /// Called on any thread when this process has completed a file, before other processes are informed.
 using WrittenCallback = std::function<void(std::uint32_t file, const std::vector<WrittenPart>& parts)>;
 
+/// Receives the bytes that this process would write to files, in the order of their offsets. Bytes that no call has are
+/// zero. Each file must have a single writer. Called by one thread at a time.
+using ItemSink = std::function<void(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes)>;
+
 /// Called by process 0, in the order of the files, when all of a file except its header is on the disk.
 using FinishFile = std::function<void(std::uint32_t file)>;
 
@@ -173,10 +179,12 @@ struct Assembled {
 };
 
 /// Runs a plan. Collective over `group`, which a failing process aborts: pass a group for this call alone. `source` has
-/// this process's tensors. With `on_written`, written bytes are hashed. `finish` and `progress` are used on rank 0
-/// only. Throws the first failure of any rank.
+/// this process's tensors. With `on_written`, written bytes are hashed. With `sink`, it receives the bytes, and nothing
+/// is written; the group must have several ranks. `finish` and `progress` are used on rank 0 only. Throws the first
+/// failure of any rank.
 Assembled assemble(Group& group, const ProcessWork& work, const TensorSource& source, const WrittenCallback& on_written,
-                   const FinishFile& finish, const std::function<void(std::uint64_t bytes)>& progress);
+                   const FinishFile& finish, const std::function<void(std::uint64_t bytes)>& progress,
+                   const ItemSink& sink = {});
 
 // Sends parts of windows from processes that do not share memory with the writer, as messages of any kind of group.
 //

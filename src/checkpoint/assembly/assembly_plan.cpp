@@ -58,9 +58,9 @@ class Planning {
   }
 
   void add_file(std::uint32_t number, const FilePlan& file, std::span<const MergedTensor* const> tensors,
-                std::span<const std::vector<SourceRef>> equal) {
+                std::span<const std::vector<SourceRef>> equal, int writer) {
     file_ = number;
-    choose_writers(file, tensors);
+    choose_writers(file, tensors, writer);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       for (const std::uint32_t set : tensors[i]->equal) add_comparison(set, equal[set]);
       add_tensor(*tensors[i], file.tensors[i].offset);
@@ -82,8 +82,12 @@ class Planning {
   }
 
   // Chooses the processes that may write to the file.
-  void choose_writers(const FilePlan& file, std::span<const MergedTensor* const> tensors) {
+  void choose_writers(const FilePlan& file, std::span<const MergedTensor* const> tensors, int writer) {
     writers_.clear();
+    if (writer >= 0) {
+      writers_.push_back(writer);
+      return;
+    }
     const int only = shape_.one_host_a_file ? host_for(file, tensors) : -1;
     for (int process = 0; process < shape_.processes; ++process)
       if (only < 0 || shape_.host_of(process) == only) writers_.push_back(process);
@@ -334,7 +338,7 @@ AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const st
         for (const std::uint32_t set : tensor->equal) planning.add_comparison(set, equal[set]);
       continue;
     }
-    planning.add_file(static_cast<std::uint32_t>(number), plan.files[number], in_order, equal);
+    planning.add_file(static_cast<std::uint32_t>(number), plan.files[number], in_order, equal, files[number].writer);
   }
   plan.processes = planning.take();
   return plan;

@@ -489,9 +489,11 @@ ExportJob plan_job(const Request& request, const ExportSource& source, std::vect
         own && !request.target_layout && !request.is_cut && (request.dtype || has_base || has_config_file);
     if (updates && TensorSelection(request).is_all()) {
       check_base(*own, model);
-      leave_out_tied_head(*own, base, arrangement, notes);
+      const bool is_base_complete = std::ranges::all_of(
+          arrangement.tensors, [&](const ArrangedTensor& tensor) { return base.contains(tensor.name); });
+      if (!request.is_version || !is_base_complete) leave_out_tied_head(*own, base, arrangement, notes);
     }
-    compare_with_base(request, config, specs_of(arrangement), base, notes);
+    if (!request.is_version) compare_with_base(request, config, specs_of(arrangement), base, notes);
     if (updates && !has_config_file) {
       const std::string& around = request.base_model.empty() ? request.path : request.base_model;
       if (auto text = updated_config(read_model_config_text(around).value_or(""), model, notes))

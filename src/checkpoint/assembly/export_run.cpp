@@ -14,6 +14,7 @@
 #include "muster/log.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/assembly/checksums.hpp"
+#include "src/checkpoint/assembly/shard_job.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/checkpoint/model/output_directory.hpp"
 #include "src/group/error_propagation.hpp"
@@ -29,31 +30,6 @@ constexpr std::uint64_t longest_message = std::uint64_t{1} << 32;
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-/// Whether some ranks do not share memory. All ranks get the same answer.
-bool is_spread(const Group& group) {
-  for (int rank = 1; rank < group.size(); ++rank)
-    if (group.host_of(rank) != group.host_of(0)) return true;
-  return false;
-}
-
-/// Waits until the directory that rank 0 has made is visible to this rank. Its name is new on every host, so no other
-/// directory can be mistaken for it. Throws Error(invalid_argument) with the remedy if it does not appear.
-void look_for_output(Group& group, const std::string& directory) {
-  const auto longest = std::min<std::chrono::milliseconds>(group.timeout(), workspace::longest_lateness);
-  try {
-    workspace::patiently(directory, {.deadline = os::Clock::now() + longest, .check = [&] { group.progress(); }},
-                         [&] { (void)os::open_directory(directory); });
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::not_found) throw;
-    const RankInfo& own = group.info(group.rank());
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("output {1}: host {0} does not see the directory that rank 0 (host {2}) made. Pass an "
-                            "output that all hosts mount, or let rank 0 write all files (--writers rank0)",
-                            own.host, in_quotes(directory), group.info(0).host),
-                {.path = directory});
-  }
 }
 
 std::string folder_of(const std::string& path) {
@@ -74,6 +50,28 @@ void check_files(const std::map<std::string, std::string>& files) {
 
 }  // namespace
 
+bool is_spread(const Group& group) {
+  for (int rank = 1; rank < group.size(); ++rank)
+    if (group.host_of(rank) != group.host_of(0)) return true;
+  return false;
+}
+
+void look_for_output(Group& group, const std::string& directory) {
+  const auto longest = std::min<std::chrono::milliseconds>(group.timeout(), workspace::longest_lateness);
+  try {
+    workspace::patiently(directory, {.deadline = os::Clock::now() + longest, .check = [&] { group.progress(); }},
+                         [&] { (void)os::open_directory(directory); });
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::not_found) throw;
+    const RankInfo& own = group.info(group.rank());
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("output {1}: host {0} does not see the directory that rank 0 (host {2}) made. Pass an "
+                            "output that all hosts mount, or let rank 0 write all files (--writers rank0)",
+                            own.host, in_quotes(directory), group.info(0).host),
+                {.path = directory});
+  }
+}
+
 ExportRun::ExportRun(Group& group, Request request, std::string out, ExportOptions options, Open open)
     : group_(&group::inside(group)),
       options_(std::move(options)),
@@ -92,6 +90,27 @@ std::optional<Fingerprint> ExportRun::take_fingerprint(trace::Span& span) {
   assemble_files();
   if (!is_first()) return std::nullopt;
   return fingerprint_.take({}, {}, {});
+}
+
+void ExportRun::prepare_delivery(trace::Span& span, std::function<void(ExportJob&)> divide) {
+  has_output_ = false;
+  divide_ = std::move(divide);
+  prepare(span);
+  if (source_->is_lasting()) compare_early();
+}
+
+void ExportRun::deliver(const ItemSink& sink) {
+  assemble_files(sink);
+}
+
+std::unique_ptr<MergedTensors> ExportRun::take_merged() {
+  std::vector<MergedTensor> tensors;
+  for (OutputFile& file : job_->outputs.files)
+    for (MergedTensor& tensor : file.tensors) tensors.push_back(std::move(tensor));
+  // The tensors that must be equal were compared by prepare_delivery().
+  for (MergedTensor& tensor : tensors) tensor.equal.clear();
+  const std::shared_ptr<const TensorSource> elements(std::shared_ptr<const TensorSource>(), &source_->elements());
+  return merged_of(elements, *job_, std::move(tensors));
 }
 
 void ExportRun::prepare(trace::Span& span) {
@@ -287,6 +306,7 @@ void ExportRun::plan(std::vector<ShardListing> listings) {
   request_.is_balanced = report_.writers == Writers::all;
   job_.emplace(plan_job(request_, *source_, std::move(listings)));
   if (has_output_) open_output();
+  if (divide_) divide_(*job_);
   assign_work();
 }
 
@@ -420,7 +440,7 @@ void ExportRun::hand_out_work() {
 }
 
 // Runs step 5.
-void ExportRun::assemble_files() {
+void ExportRun::assemble_files(const ItemSink& sink) {
   const trace::Span span(trace::SpanKind::phase, "export: writing");
   const std::shared_ptr<Group> assembling = group_->companion({.phase = "export: beginning"});
   const FailOnStop on_stop = fail_on_stop(*assembling, options_.stop);
@@ -429,7 +449,7 @@ void ExportRun::assemble_files() {
     // Ranks that write nothing need no access to the output.
     std::optional<Journal> journal;
     WrittenCallback on_written;
-    if (source_->is_lasting() && (is_first() || work_.written != 0)) {
+    if (has_output_ && source_->is_lasting() && (is_first() || work_.written != 0)) {
       journal.emplace(work_.directory, group_->rank());
       on_written = [&](std::uint32_t file, const std::vector<WrittenPart>& parts) {
         journal->add_parts(std::filesystem::path(work_.targets[file].name).filename().string(), parts);
@@ -446,7 +466,7 @@ void ExportRun::assemble_files() {
     std::optional<ViewedTensors> viewed;
     if (!work_.views.empty()) viewed.emplace(source_->elements(), work_.views);
     const TensorSource& source = viewed ? static_cast<const TensorSource&>(*viewed) : source_->elements();
-    assembled = assemble(*assembling, work_, source, on_written, finish, progress);
+    assembled = assemble(*assembling, work_, source, on_written, finish, progress, sink);
   });
   hashes_ = std::move(assembled.hashes);
   fingerprint_.gather(*group_, work_, std::move(assembled.remainders), assembly_.files);

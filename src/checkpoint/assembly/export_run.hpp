@@ -46,6 +46,13 @@
 
 namespace muster {
 
+/// Waits until the directory that rank 0 has made is visible to this rank. Its name is new on every host, so no other
+/// directory can be mistaken for it. Throws Error(invalid_argument) with the remedy if it does not appear.
+void look_for_output(Group& group, const std::string& directory);
+
+/// Whether some ranks do not share memory. All ranks get the same answer.
+bool is_spread(const Group& group);
+
 /// One export on one rank.
 class ExportRun {
  public:
@@ -65,6 +72,19 @@ class ExportRun {
   /// Runs the steps 1 to 6 without an output, and returns the fingerprint of the result on rank 0. `out` is not
   /// used, and ExportOptions::fingerprint must be set. Collective. Throws as run().
   std::optional<Fingerprint> take_fingerprint(trace::Span& span);
+
+  // Versions of weights (src/versions/publish.cpp) make files of another format from the tensors of the result.
+
+  /// Runs the steps 1 to 4 without an output, and compares the tensors that must be equal. On rank 0, `divide` may
+  /// change the files of the result and the ranks that write them. Throws as run(), and exceptions of `divide`.
+  void prepare_delivery(trace::Span& span, std::function<void(ExportJob&)> divide);
+  /// Runs step 5: `sink` receives the bytes of the files that this rank writes. For groups of several ranks.
+  void deliver(const ItemSink& sink);
+  /// For a group of one rank: returns the tensors of the result, which are assembled while they are read. The source
+  /// must outlive it.
+  [[nodiscard]] std::unique_ptr<MergedTensors> take_merged();
+  /// The plan of the export; on rank 0 only, after step 3.
+  [[nodiscard]] ExportJob& job() { return *job_; }
 
   /// Runs the steps up to 4. Throws as run().
   void prepare(trace::Span& span);
@@ -98,7 +118,7 @@ class ExportRun {
   void check_memory() const;
   void hand_out_work();
   void compare_early();
-  void assemble_files();
+  void assemble_files(const ItemSink& sink = {});
   void complete_file(std::uint32_t number, Journal* journal);
   void compare();
   void note_hashes(int process);
@@ -111,6 +131,7 @@ class ExportRun {
   const std::string out_;
   Open open_;
   bool has_output_ = true;
+  std::function<void(ExportJob&)> divide_;  // set by prepare_delivery()
   std::atomic<bool> is_written_ = false;
   const Clock::time_point begin_ = Clock::now();
   std::unique_ptr<ExportSource> source_;

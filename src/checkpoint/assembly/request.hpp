@@ -37,6 +37,9 @@ struct Request {
   bool looks_only = false;
   /// True if the model is read only to be split by `to_plan`: ranks keep a tied head, and config.json does not change.
   bool is_cut = false;
+  /// True for a version of weights: the names may differ from those of the base, and a tied head that the base has
+  /// remains.
+  bool is_version = false;
   /// True for one unit of a model: nothing is checked or derived that concerns the whole model.
   bool is_unit = false;
 };

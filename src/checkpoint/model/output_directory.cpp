@@ -268,6 +268,20 @@ void check_not_source(const std::string& source, const std::string& out) {
         {.path = out});
 }
 
+void remove_dead_outputs(const std::string& path, const OutputChoice& choice) {
+  const auto now = std::chrono::system_clock::now();
+  for (const os::Unfinished& one : os::unfinished_of(path)) {
+    if (one.is_replaced || !is_nobodys(one, choice, now)) continue;
+    const std::string mine = os::partial_name(path);
+    try {
+      os::rename_to_new(one.path, mine);
+    } catch (const Error&) {
+      continue;  // another process has claimed it first
+    }
+    remove_quietly(mine);
+  }
+}
+
 OutputDirectory::OutputDirectory(const std::string& path, OutputChoice choice,
                                  const std::function<bool(const std::string&)>& is_useful)
     : path_(normal(path)), choice_(std::move(choice)) {

@@ -64,6 +64,9 @@ class OutputDirectory {
   bool keep_ = false;
 };
 
+/// Deletes the unfinished directories of `path` that nobody can complete, as the constructor does. Throws Error(io).
+void remove_dead_outputs(const std::string& path, const OutputChoice& choice);
+
 /// Makes only the checks of the constructor, for programs that must fail before long work. Throws
 /// Error(invalid_argument) if `path` exists and force is off. With force, it throws if `path` has no weights, or has
 /// other files that no command of Muster wrote or that have changed since. The message names these files. Throws
