@@ -9,12 +9,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <condition_variable>
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -22,7 +19,6 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
-#include "muster/launch.hpp"
 #include "muster/model_dir.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/assembly/agreement.hpp"
@@ -33,12 +29,11 @@
 #include "src/inspect/reports.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
-#include "src/os/thread.hpp"
-#include "src/rendezvous/world.hpp"
 #include "src/workspace/survey.hpp"
 #include "tools/commands.hpp"
 #include "tools/forecast.hpp"
 #include "tools/interruption.hpp"
+#include "tools/job.hpp"
 #include "tools/terminal.hpp"
 #include "tools/usage.hpp"
 
@@ -55,10 +50,9 @@ struct ExportArguments {
   std::string fingerprint;
   std::string order;
   ExportOptions options;
-  int processes = 0;
+  JobArguments job;
   bool dry_run = false;
   bool json = false;
-  bool standalone = false;
 };
 
 std::string json_of(const ExportReport& report) {
@@ -140,24 +134,8 @@ void write_report(const std::string& path, const std::string& text) {
   if (const int failure = os::write_all(file.get(), text)) throw os::errno_error("writing", failure, path);
 }
 
-int export_with(Group& group, const ExportArguments& arguments) {
-  ExportReport report;
-  try {
-    agree_on(group, "export: checking the report", [&] {
-      if (group.rank() == 0) check_reports(arguments);
-    });
-    report = interruptible([&](const std::stop_token& stop) {
-      ExportOptions options = arguments.options;
-      options.stop = stop;
-      return export_model(arguments.shards, arguments.out, arguments.plan, group, options);
-    });
-  } catch (const Error& error) {
-    // All ranks have the same error, so only rank 0 prints it, unless rank 0 may be the lost one.
-    const bool alone = error.kind() == ErrorKind::timeout || error.kind() == ErrorKind::peer_lost;
-    if (group.rank() == 0 || alone) throw;
-    return cannot;
-  }
-  if (group.rank() != 0) return 0;
+/// Writes the reports, and returns the exit status.
+int report_on(const ExportReport& report, const ExportArguments& arguments) {
   int status = 0;
   const auto write = [&](const std::string& path, const char* name, const auto& text) {
     try {
@@ -174,6 +152,20 @@ int export_with(Group& group, const ExportArguments& arguments) {
   return status;
 }
 
+int export_with(Group& group, const ExportArguments& arguments) {
+  return reported_once(group, [&] {
+    agree_on(group, "export: checking the report", [&] {
+      if (group.rank() == 0) check_reports(arguments);
+    });
+    const ExportReport report = interruptible([&](const std::stop_token& stop) {
+      ExportOptions options = arguments.options;
+      options.stop = stop;
+      return export_model(arguments.shards, arguments.out, arguments.plan, group, options);
+    });
+    return group.rank() == 0 ? report_on(report, arguments) : 0;
+  });
+}
+
 /// Whether every process can read the whole source: a third-party checkpoint that is not stored by rank.
 bool is_whole(const ExportArguments& arguments) {
   if (workspace::is_workspace_directory(arguments.shards)) return false;
@@ -187,8 +179,8 @@ bool is_whole(const ExportArguments& arguments) {
 int own_ranks(const ExportArguments& arguments, bool whole) {
   const ExportOptions& options = arguments.options;
   // A single rank uses all cores with its threads.
-  if (arguments.processes > 1 && whole) return arguments.processes;
-  return std::min(arguments.processes != 0 ? arguments.processes : os::usable_cores(),
+  if (arguments.job.processes > 1 && whole) return arguments.job.processes;
+  return std::min(arguments.job.processes != 0 ? arguments.job.processes : os::usable_cores(),
                   count_shards(arguments.shards, options.job_id, options.file_pattern));
 }
 
@@ -225,55 +217,15 @@ int show_plan(const ExportArguments& arguments) {
   return 0;
 }
 
-/// Returns this command line, for the local ranks.
-std::vector<std::string> command_line(const CLI::App& command, const ExportArguments& arguments) {
-  std::vector<std::string> line = {fs::read_symlink("/proc/self/exe").string(), command.get_name()};
-  for (const CLI::Option* option : command.get_options([](const CLI::Option* option) { return option->count() != 0; }))
-    if (const std::string name = option->get_name();
-        name.starts_with("-") && name != "--processes" && name != "--standalone")
-      for (const std::string& value : option->results()) line.push_back(name + "=" + value);
-  line.insert(line.end(), {"--", arguments.shards});
-  return line;
-}
-
 int export_with_own_ranks(const CLI::App& command, const ExportArguments& arguments) {
   // Errors that can be detected in advance are reported once, here, and not by every rank.
   check_not_source(arguments.shards, arguments.out);
   check_output(arguments.out, {arguments.options.force, {}});
   check_reports(arguments);
   plan_export(arguments.shards, arguments.plan, arguments.options);
-  const int ranks = own_ranks(arguments, arguments.processes > 1 && is_whole(arguments));
-  if (ranks == 1) return export_with(*single_group(), arguments);
-  const LaunchOptions options{.ranks = ranks, .explained = {cannot, done_unsaid}, .name = "muster export"};
-  return launch_local(command_line(command, arguments), options);
-}
-
-/// Returns the ranks of the job to which this process belongs. Prints a hint if the others do not arrive, because a
-/// script may call the command on one rank only.
-std::shared_ptr<Group> group_of_job(const group::Start& start) {
-  const os::Thread reminder("a reminder", [&start](const std::stop_token& come) {
-    std::mutex mutex;
-    std::unique_lock lock(mutex);
-    std::condition_variable_any never;
-    never.wait_for(lock, come, std::chrono::seconds(5), [] { return false; });
-    if (!come.stop_requested())
-      remark(
-          fmt::format("this process is a rank of a job ({}), and has waited 5 s for its other ranks to call muster "
-                      "export. If they do not, stop it and pass --standalone, or set MUSTER_STANDALONE=1.",
-                      start.said));
-  });
-  return world();
-}
-
-int export_as_called(const CLI::App& command, const ExportArguments& arguments) {
-  const group::Start start = arguments.standalone ? group::Start() : group::find_start(group::own_surroundings());
-  if (start.by == group::StartedBy::alone) return export_with_own_ranks(command, arguments);
-  if (arguments.processes != 0)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("--processes starts local ranks, but this process is a rank of a job ({}) whose ranks "
-                            "export together. Leave --processes out, or pass --standalone",
-                            start.said));
-  return export_with(*group_of_job(start), arguments);
+  const int ranks = own_ranks(arguments, arguments.job.processes > 1 && is_whole(arguments));
+  return with_local_ranks(command, ranks, {arguments.shards},
+                          [&](Group& group) { return export_with(group, arguments); });
 }
 
 }  // namespace
@@ -317,13 +269,8 @@ void add_export_command(CLI::App& app, int& status) {
   add_cast_options(*command, options.dtype, options.cast_all);
   add_name_options(*command, options.select, options.exclude);
   add_state_options(*command, options.job_id, options.step);
-  command
-      ->add_option("-j,--processes", arguments->processes,
-                   "Processes to start [cores, at most one per shard; 1 for self-describing checkpoints]")
-      ->check(number_from(1, 4096))
-      ->type_name("N");
-  command->add_flag("--standalone", arguments->standalone,
-                    "Inside a job: export in this process without the other ranks (as MUSTER_STANDALONE=1)");
+  add_job_options(*command, arguments->job, "export",
+                  "cores, at most one per shard; 1 for self-describing checkpoints");
   command->add_flag("--resume", options.resume,
                     "Continue an interrupted export: reuse its files that verify, and keep them on failure");
   command->add_flag("--checksums", options.checksums, "Also write muster.checksums.json for muster verify");
@@ -363,7 +310,9 @@ void add_export_command(CLI::App& app, int& status) {
     }
     if (arguments->out.empty())
       throw Error(ErrorKind::invalid_argument, "--out is required, unless --dry-run is given");
-    status = export_as_called(*command, *arguments);
+    status = as_called(
+        *command, arguments->job, [&] { return export_with_own_ranks(*command, *arguments); },
+        [&](Group& group) { return export_with(group, *arguments); });
   });
 }
 

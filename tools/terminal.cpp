@@ -272,19 +272,27 @@ void add_size_option(CLI::App& command, const char* name, std::uint64_t& value, 
       ->type_name("SIZE");
 }
 
-void add_stale_option(CLI::App& command, std::optional<std::chrono::seconds>& value, const char* help) {
-  command
+CLI::Option* add_age_option(CLI::App& command, const char* name, const std::function<void(std::chrono::seconds)>& set,
+                            const char* help) {
+  return command
       .add_option_function<std::string>(
-          "--stale-after",
-          [&value](const std::string& text) {
+          name,
+          [set, name](const std::string& text) {
+            std::chrono::seconds age{0};
             try {
-              value = inspect::parse_age(text);
+              age = inspect::parse_age(text);
             } catch (const Error& error) {
-              throw error.with_context("--stale-after");
+              throw error.with_context(name);
             }
+            set(age);
           },
           help)
       ->type_name("AGE");
+}
+
+void add_stale_option(CLI::App& command, std::optional<std::chrono::seconds>& value, const char* help) {
+  add_age_option(
+      command, "--stale-after", [&value](std::chrono::seconds age) { value = age; }, help);
 }
 
 std::optional<int> parse_compression(const std::string& text) {

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -89,6 +90,9 @@ CLI::Option* add_sort_option(CLI::App& command, std::string& order, const std::v
 /// Adds an option whose value is a size in bytes.
 void add_size_option(CLI::App& command, const char* name, std::uint64_t& value, const char* help,
                      const char* otherwise = "");
+/// Adds an option whose value is a time, such as 90s or 12h.
+CLI::Option* add_age_option(CLI::App& command, const char* name, const std::function<void(std::chrono::seconds)>& set,
+                            const char* help);
 /// Adds --stale-after, whose value is a time.
 void add_stale_option(CLI::App& command, std::optional<std::chrono::seconds>& value, const char* help);
 

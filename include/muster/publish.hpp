@@ -194,8 +194,11 @@ PullReport pull_version(const std::string& source, const std::string& local, con
 struct VersionInfo {
   std::uint64_t version = 0;                             ///< its number
   std::string path = {};                                 ///< its directory
-  VersionKind kind = VersionKind::full;                  ///< full or delta
+  std::optional<VersionKind> kind = {};                  ///< full or delta; unset: the version cannot be read
   std::optional<std::uint64_t> base_version = {};        ///< for a delta: the version that it changes
+  /// The full version at which the chain to this version begins; 0: the base; unset: no chain reaches it. After old
+  /// versions have been deleted, this is no defect of the deltas before the oldest full version.
+  std::optional<std::uint64_t> begins_at = {};
   std::optional<DeltaEncoding> encoding = {};            ///< for a delta
   std::string checksum_format = {};                      ///< for a delta: "xxh3-128", "adler32" or "blake3"
   std::uint64_t tensors = 0;                             ///< number of tensors in its files
@@ -246,7 +249,8 @@ struct LogOptions {
 };
 
 /// Returns all versions in a SOURCE directory. Defects are results, not errors. Local. Throws Error(not_found | io) if
-/// the directory cannot be read.
+/// the directory cannot be read, and Error(invalid_argument) if `verify` needs a base and there is none. Throws as
+/// ModelDir::open() if the base cannot be read.
 VersionLog read_versions(const std::string& source, const LogOptions& options = {});
 
 }  // namespace muster

@@ -51,6 +51,7 @@ void bind_logs(nb::module_& module);
 void bind_queues(nb::module_& module);
 void bind_roles(nb::module_& module);
 void bind_traces(nb::module_& module);
+void bind_versions(nb::module_& module);
 
 enum class Trace { told, left_out };
 

@@ -51,6 +51,7 @@ NB_MODULE(_core, module) {
   bind_groups(module);
   bind_files(module);
   bind_exports(module);
+  bind_versions(module);
   bind_gathers(module);
   bind_launches(module);
   bind_logs(module);

@@ -20,6 +20,7 @@
 #include "muster/live_export.hpp"
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
+#include "python/core/live_parts.hpp"
 #include "python/core/long_work.hpp"
 #include "python/core/options.hpp"
 #include "python/core/waiting.hpp"
@@ -149,17 +150,6 @@ Dict export_shards(const std::string& shards, const std::string& out, const std:
   return exported(group, made, progress, call, std::launch::async);
 }
 
-/// Converts a list of (name, tensor, whole, offset).
-std::vector<TensorPart> parts_of(nb::handle list) {
-  std::vector<TensorPart> parts;
-  for (const nb::handle part : nb::iter(list))
-    parts.push_back({.name = nb::cast<std::string>(part[0]),
-                     .tensor = nb::cast<Tensor>(part[1]),
-                     .whole = nb::cast<Shape>(nb::list(part[2])),
-                     .offset = nb::cast<Shape>(nb::list(part[3]))});
-  return parts;
-}
-
 /// The arguments of a live export.
 struct LiveArguments {
   ExportOptions options;
@@ -174,8 +164,8 @@ auto made_for_export(Group& group, ExportForm form, const Make& make) -> decltyp
 
 LiveArguments live_arguments_of(nb::handle state, Group& group, ExportForm form, const Dict& given) {
   return made_for_export(group, form, [&] {
-    const nb::object parts = nb::module_::import_("muster._parts").attr("parts_of")(state);
-    return LiveArguments{export_options_of(given), parts_of(parts)};
+    std::vector<TensorPart> parts = live_parts_of(state);
+    return LiveArguments{export_options_of(given), std::move(parts)};
   });
 }
 
@@ -222,8 +212,7 @@ Dict fingerprint_tensors(nb::handle state, Group& group, const Dict& given, nb::
         options.take("rank", arguments.options.rank);
         options.take("step", arguments.options.step);
         options.take("job_id", arguments.options.job_id);
-        const nb::object parts = nb::module_::import_("muster._parts").attr("parts_of")(state);
-        arguments.parts = parts_of(parts);
+        arguments.parts = live_parts_of(state);
         return arguments;
       },
       [&](const Error& failure) { refuse_fingerprint(group, failure); });

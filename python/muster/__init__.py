@@ -54,6 +54,7 @@ from ._names import missing_attribute as _missing_attribute
 from ._parts import Part
 from ._streams import LayerPart, gather_each
 from ._typing import ReduceOp
+from ._versions import LocalVersion, Publisher, PublishReport, PullReport, VersionInfo, VersionLog, publish, pull, versions
 from .errors import (
     CancelledError,
     CorruptError,
@@ -82,6 +83,7 @@ __all__ = [
     "InvalidArgumentError",
     "IoError",
     "LayerPart",
+    "LocalVersion",
     "MessageQueue",
     "NFSWorkspace",
     "NotFoundError",
@@ -89,6 +91,9 @@ __all__ = [
     "Part",
     "PeerLostError",
     "ProcessGroup",
+    "PublishReport",
+    "Publisher",
+    "PullReport",
     "RankMismatchError",
     "ReduceOp",
     "SharedArena",
@@ -97,6 +102,8 @@ __all__ = [
     "TraceSpan",
     "UnsupportedError",
     "VersionError",
+    "VersionInfo",
+    "VersionLog",
     "Workspace",
     "as_tensor",
     "diff",
@@ -121,6 +128,8 @@ __all__ = [
     "merge_tensor_async",
     "merge_tensor_parallel",
     "plan_export",
+    "publish",
+    "pull",
     "read_state_file",
     "safetensors_metadata",
     "save_safetensors",
@@ -133,6 +142,7 @@ __all__ = [
     "trim",
     "use_logging",
     "verify",
+    "versions",
     "world",
     "write_state_file",
 ]

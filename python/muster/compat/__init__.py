@@ -4,6 +4,7 @@
 - muster.compat.torchgfn: gfn.utils.distributed of torchgfn
 - muster.compat.ml: ml.utils.torch_distributed of ml-starter
 - muster.compat.vllm: GroupCoordinator in vllm.distributed.parallel_state of vLLM
+- muster.compat.sglang: pull() in sglang.srt.weight_sync.local_checkpoint of SGLang
 - muster.compat.torch_distributed: torch.distributed of PyTorch 0.3 and 0.4
 - muster.modelopt: modelopt.torch.export.distribute of ModelOpt
 
@@ -26,6 +27,7 @@ _MODULES = {
     "ml.utils.torch_distributed": "muster.compat.ml",
     "modelopt.torch.export.distribute": "muster.modelopt",
     "modelopt.torch.export.trtllm.distribute": "muster.modelopt",
+    "sglang.srt.weight_sync.local_checkpoint": "muster.compat.sglang",
     "vllm.distributed.parallel_state": "muster.compat.vllm",
 }
 
