@@ -181,7 +181,7 @@ def write_model(folder, model, files=1, index=None, metadata=None):
     """Writes a Hugging Face model directory. `index`: whether it has one (default: if it has several files)."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}\n')
+    (folder / "config.json").write_text('{"architectures": ["TestModel"], "model_type": "test"}\n')
     (folder / "tokenizer.json").write_text('{"version": "1.0"}\n')
     parts = parts_of(model, files)
     names = ["model.safetensors"] if files == 1 else [f"model-{i + 1:05d}-of-{files:05d}.safetensors" for i in range(files)]

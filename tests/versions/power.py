@@ -6,6 +6,7 @@ One test replays the calls of the fault-injection seam on a model of a disk (MUS
 file system that loses unsynced bytes (MUSTER_FAULTY_FS).
 """
 
+import json
 import os
 import random
 import re
@@ -27,6 +28,7 @@ for i in range(1, 5):
 base = peer.write_model(t / "base", states[0], files=2)
 folders = {i: peer.write_model(t / f"model{i}", states[i], files=2) for i in states}
 RECORD = ".weight_sync/muster.json"
+(t / "places").mkdir()
 
 
 class Disk:
@@ -46,6 +48,8 @@ class Disk:
                 + [f"names in {folder}" for folder in sorted(self.names) if inside.fullmatch(folder)])
 
     def note(self, call, path):
+        if call == "fsync-directory":
+            self.names.discard(path)
         if not path.startswith(self.folder):
             return
         parent = os.path.dirname(path)
@@ -57,8 +61,6 @@ class Disk:
             self.dirty.discard(path)
         elif call in ("mkdir", "link"):
             self.names.add(parent)
-        elif call == "fsync-directory":
-            self.names.discard(path)
         elif call in ("rename", "plain-rename", "exchange"):
             self.wrong += [f"{path} gets its name before {what} are on the disk" for what in self.grown(path)]
             # The unfinished entry has a new name; the model keeps the old one and forgets it.
@@ -83,9 +85,9 @@ def losses(folder, *words):
 
 if hooked:
     with test.part("publish: all names and bytes are synced in order"):
-        for number, more in ((1, []), (2, ["--full"]), (3, ["--encoding", "overwrite"])):
-            lost = losses(t / "source", "publish", folders[number], t / "source", "--base", base, *more)
-            check(lost == [], f"publish {more}: {lost}")
+        lost = [losses(t / "source", "publish", folders[number], t / "source", "--base", base, *more)
+                for number, more in ((1, []), (2, ["--full"]), (3, ["--encoding", "overwrite"]))]
+        check(lost == [[], [], []], lost)
     with test.part("pull --durability synced: all names and bytes are synced in order"):
         for number in (1, 2, 3):
             lost = losses(t / "places", "pull", t / "source", t / "places" / "local", "--base", base, "--version", number, "--durability", "synced")
@@ -104,27 +106,21 @@ with test.part("the record of another boot is void"):
     source, local = t / "boots", t / "places" / "boots"
     for number in (1, 2, 3):
         test.publish(folders[number], source, base)
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     for synced in (False, True):
-        test.pull(source, local, base, "--version", 2, *(["--durability", "synced"] if synced else []))
-        record = local / RECORD
-        text = record.read_text()
         for target in (2, 3):
             # After a reboot, a page that was never written back has zeros, and the file looks as before.
-            shutil.rmtree(local)
+            shutil.rmtree(local, ignore_errors=True)
             test.pull(source, local, base, "--version", 2, *(["--durability", "synced"] if synced else []))
-            text = record.read_text()
             if not synced:
-                check(boot in text or boot.replace("-", "") in text, f"the record does not name the boot: {text[:300]}")
                 file = max(local.glob("*.safetensors"), key=lambda path: path.stat().st_size)
                 status = file.stat()
                 with open(file, "r+b") as opened:
                     opened.seek(status.st_size // 2)
                     opened.write(bytes(64))
                 os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-            other = "00000000-1111-4222-8333-444444444444"
-            text = text.replace(boot, other).replace(boot.replace("-", ""), other.replace("-", ""))
-            record.write_text(text)
+            record = json.loads((local / RECORD).read_text())
+            check(record["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8] + record["boot"][8:], "the record does not name the boot")
+            (local / RECORD).write_text(json.dumps({**record, "boot": "0" * len(record["boot"])}))
             test.pull(source, local, base, "--version", target)
             check(at_version(local, states) == target, f"not at version {target}")
 
