@@ -110,8 +110,8 @@ class WritableFile {
   void reserve(std::uint64_t bytes);
   /// Writes all of `bytes`. May be called from several threads at once.
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
-  /// Copies bytes of another file to the offset `to`, inside the kernel if it can. May be called from several threads at
-  /// once. Throws as write_at() and ReadableFile::read_at().
+  /// Copies bytes of another file to the offset `to`, inside the kernel if it can. May be called from several threads
+  /// at once. Throws as write_at() and ReadableFile::read_at().
   void copy_from(const ReadableFile& source, std::uint64_t from, std::uint64_t to, std::uint64_t bytes);
   /// Starts writing that range to the disk. A hint.
   void start_writeback(std::uint64_t offset, std::uint64_t bytes) noexcept;

@@ -34,48 +34,62 @@ void check(std::size_t result, const char* doing) {
   throw Error(ErrorKind::io, fmt::format("{}: {}", doing, ZSTD_getErrorName(result)));
 }
 
-/// Replaces `old_bytes` by the XOR of both. Returns whether a bit differs.
-bool exclusive_or(std::span<const std::byte> new_bytes, std::span<std::byte> old_bytes) noexcept {
-  constexpr std::size_t word = sizeof(std::uint64_t);
-  std::uint64_t differing = 0;
-  std::size_t at = 0;
-  for (; at + word <= old_bytes.size(); at += word) {
-    std::uint64_t a = 0;
-    std::uint64_t b = 0;
-    std::memcpy(&a, new_bytes.data() + at, word);
-    std::memcpy(&b, old_bytes.data() + at, word);
-    a ^= b;
-    differing |= a;
-    std::memcpy(old_bytes.data() + at, &a, word);
-  }
-  for (; at < old_bytes.size(); ++at) {
-    old_bytes[at] ^= new_bytes[at];
-    differing |= static_cast<std::uint64_t>(old_bytes[at]);
-  }
-  return differing != 0;
+constexpr std::size_t word_bytes = sizeof(std::uint64_t);
+
+/// Returns the word at a position; bytes after the end are zero.
+std::uint64_t word_at(std::span<const std::byte> bytes, std::size_t at) noexcept {
+  std::uint64_t word = 0;
+  std::memcpy(&word, bytes.data() + at, std::min(word_bytes, bytes.size() - at));
+  return word;
 }
 
-template <class Element>
-std::uint64_t count_changed(std::span<const std::byte> changes) noexcept {
+/// Replaces `old_bytes` by the XOR of both. Returns the number of elements of `Bits` bits that are not zero then. A
+/// word has several elements. The highest bit of each tells whether it is not zero, and the counts of all of them are
+/// added at once.
+template <unsigned Bits>
+std::uint64_t exclusive_or(std::span<const std::byte> new_bytes, std::span<std::byte> old_bytes) noexcept {
+  constexpr std::uint64_t ones = Bits == 64 ? 1 : ~std::uint64_t{0} / ((std::uint64_t{1} << (Bits % 64)) - 1);
+  constexpr std::uint64_t highest = ones << (Bits - 1);
+  const auto not_zero = [](std::uint64_t word) {
+    return ((((word & ~highest) + ~highest) | word) & highest) >> (Bits - 1);
+  };
+  constexpr std::size_t words_at_once = 255;  // the largest count that fits each element
   std::uint64_t count = 0;
-  for (std::size_t at = 0; at + sizeof(Element) <= changes.size(); at += sizeof(Element)) {
-    Element element = 0;
-    std::memcpy(&element, changes.data() + at, sizeof element);
-    count += element != 0 ? 1 : 0;
+  for (std::size_t at = 0; at < old_bytes.size();) {
+    std::uint64_t counts = 0;
+    const std::size_t end = std::min(old_bytes.size(), at + words_at_once * word_bytes);
+    for (; at + word_bytes <= end; at += word_bytes) {
+      std::uint64_t word = 0;
+      std::uint64_t other = 0;
+      std::memcpy(&word, new_bytes.data() + at, word_bytes);
+      std::memcpy(&other, old_bytes.data() + at, word_bytes);
+      word ^= other;
+      std::memcpy(old_bytes.data() + at, &word, word_bytes);
+      counts += not_zero(word);
+    }
+    if (at < end) {
+      const std::uint64_t word = word_at(new_bytes, at) ^ word_at(old_bytes, at);
+      std::memcpy(old_bytes.data() + at, &word, end - at);
+      counts += not_zero(word);
+      at = end;
+    }
+    constexpr std::uint64_t element = ~std::uint64_t{0} >> (64 - Bits);
+    for (unsigned shift = 0; shift < 64; shift += Bits) count += (counts >> shift) & element;
   }
   return count;
 }
 
-std::uint64_t changed_elements(std::span<const std::byte> changes, std::uint64_t element_bytes) noexcept {
+std::uint64_t exclusive_or(std::span<const std::byte> new_bytes, std::span<std::byte> old_bytes,
+                           std::uint64_t element_bytes) noexcept {
   switch (element_bytes) {
     case 2:
-      return count_changed<std::uint16_t>(changes);
+      return exclusive_or<16>(new_bytes, old_bytes);
     case 4:
-      return count_changed<std::uint32_t>(changes);
+      return exclusive_or<32>(new_bytes, old_bytes);
     case 8:
-      return count_changed<std::uint64_t>(changes);
+      return exclusive_or<64>(new_bytes, old_bytes);
     default:
-      return count_changed<std::uint8_t>(changes);
+      return exclusive_or<8>(new_bytes, old_bytes);
   }
 }
 
@@ -135,8 +149,9 @@ void DeltaEncoder::compress_zeros(std::uint64_t bytes) {
 }
 
 void DeltaEncoder::add(std::span<const std::byte> new_bytes, std::span<std::byte> old_bytes) {
-  const bool differs = exclusive_or(new_bytes, old_bytes);
-  if (differs) changed_ += muster::versions::changed_elements(old_bytes, element_bytes_);
+  const std::uint64_t changed = exclusive_or(new_bytes, old_bytes, element_bytes_);
+  const bool differs = changed != 0;
+  changed_ += changed;
   if (encoding_ == DeltaEncoding::overwrite) {
     for (std::size_t at = 0; differs && at < old_bytes.size(); ++at) {
       if (old_bytes[at] == std::byte{0}) continue;
@@ -306,7 +321,7 @@ void DeltaDecoder::apply(std::span<std::byte> piece) {
   } else {
     memory_.resize(piece.size());
     changes_->read(memory_);
-    (void)exclusive_or(memory_, piece);
+    (void)exclusive_or(memory_, piece, 1);
   }
   done_ += piece.size();
 }

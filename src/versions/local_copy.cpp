@@ -69,9 +69,9 @@ std::string difference(const CopiedFile& recorded, const std::string& path, bool
 /// Returns the reason why the record is void; empty if it is valid.
 std::string defect_of(const CopyRecord& record, const LocalCopy& copy, const std::string& local) {
   if (copy.version != record.version)
-    return copy.version ? fmt::format("its marker has version {}, but its record version {}", *copy.version,
-                                      record.version)
-                        : "it has no marker";
+    return copy.version
+               ? fmt::format("its marker has version {}, but its record version {}", *copy.version, record.version)
+               : "it has no marker";
   const std::string boot = os::own_identity().boot;
   const bool is_same_boot = record.boot == boot && boot != os::unknown_boot;
   if (record.durability == PullDurability::boot && !is_same_boot)
@@ -119,7 +119,8 @@ CopyRecord parse_record(std::string_view text) {
   try {
     const Config all = parse_json(text);
     if (const std::uint64_t format = all.at("muster_copy").as_uint(); format != record_format)
-      throw Error(ErrorKind::version, fmt::format("the record has format {}, this is format {}", format, record_format));
+      throw Error(ErrorKind::version,
+                  fmt::format("the record has format {}, this is format {}", format, record_format));
     CopyRecord record;
     record.version = all.at("version").as_uint();
     record.stream = all.at("stream").as_string();

@@ -48,7 +48,7 @@ struct CopyRecord {
   std::string stream = {};        ///< empty: the version records none
   std::string index_digest = {};  ///< OpenVersion::index_digest, or that of the base
   PullDurability durability = PullDurability::boot;
-  std::string boot = {};          ///< os::own_identity().boot of the process that made it
+  std::string boot = {};                         ///< os::own_identity().boot of the process that made it
   std::map<std::string, CopiedFile> files = {};  ///< by name
   std::vector<TensorState> tensors = {};         ///< sorted by name
   Digest state = {};                             ///< state_digest of `tensors`

@@ -209,6 +209,9 @@ class LogReading {
   struct Segment {
     LoggedVersion* full = nullptr;  // null: the base
     std::vector<LoggedVersion*> deltas = {};
+    /// The number of deltas before the first one that does not fit. A delta whose file has other bytes is applied, too,
+    /// so that the tensor is found.
+    std::size_t usable = 0;
   };
 
   void verify() {
@@ -227,7 +230,9 @@ class LogReading {
                                   in_quotes(source_), version.info.version));
         segments.push_back({});
       }
-      segments.back().deltas.push_back(&version);
+      Segment& segment = segments.back();
+      if (segment.usable == segment.deltas.size() && version.info.problems.empty()) ++segment.usable;
+      segment.deltas.push_back(&version);
     }
     std::uint64_t total = 0;
     for (const LoggedVersion& version : versions_)
@@ -298,10 +303,7 @@ class LogReading {
   /// Step 4.
   void verify(Segment& segment, ProgressCounter& progress) {
     const FileTensors begin = begin_of(segment);
-    // A version with problems makes all that follow it uncertain.
-    std::size_t usable = segment.deltas.size();
-    for (std::size_t at = 0; at < segment.deltas.size(); ++at)
-      if (!segment.deltas[at]->info.problems.empty()) usable = std::min(usable, at);
+    const std::size_t usable = segment.usable;
     SegmentDigests digests{.tensors = {}, .known = usable + 1};
     digests.tensors.assign(usable + 1, std::vector<std::optional<Digest>>(begin.tensors().size()));
     const std::size_t workers = std::max<std::size_t>(1, copy_workers());

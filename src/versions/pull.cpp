@@ -5,7 +5,8 @@
 //  2. The locks are taken. Whoever holds them knows that leftovers next to LOCAL are dead, and deletes them.
 //  3. The chain of versions is found and checked. It begins at LOCAL, if its record is valid, or at a full version or
 //     the base.
-//  4. The successor grows next to LOCAL. Files without changes are hard links of LOCAL's files. In the others, unchanged
+//  4. The successor grows next to LOCAL. Files without changes are hard links of LOCAL's files. In the others,
+//  unchanged
 //     tensors of LOCAL are copied, and all other tensors are read, changed, hashed and written piece by piece.
 //  5. The checksums are compared. Marker and record are written.
 //  6. The directories exchange their names, and the old one is deleted.
@@ -71,9 +72,7 @@ std::string words_of_space(std::uint64_t needed, std::uint64_t available) {
 
 /// LOCAL without a trailing slash, with links resolved: siblings are named after it, and a link must not be replaced.
 std::string local_place(const std::string& path) {
-  const auto refuse = [&](ErrorKind kind, const std::string& words) {
-    throw file_error(kind, doing, path, words);
-  };
+  const auto refuse = [&](ErrorKind kind, const std::string& words) { throw file_error(kind, doing, path, words); };
   if (path.empty()) refuse(ErrorKind::invalid_argument, "the directory for the copy has no name. Pass one");
   std::error_code error;
   fs::path clean = fs::weakly_canonical(fs::absolute(path, error), error);
@@ -139,7 +138,8 @@ void repair(const std::string& local) {
   for (os::Unfinished& one : others) {
     if (!one.is_replaced || os::file_status(local)) continue;
     os::rename_to_new(one.path, local);
-    log(LogLevel::warning, fmt::format("{} is restored: the process that was replacing it was killed", in_quotes(local)));
+    log(LogLevel::warning,
+        fmt::format("{} is restored: the process that was replacing it was killed", in_quotes(local)));
     one.path.clear();
   }
   for (const os::Unfinished& one : others) {
@@ -157,8 +157,8 @@ struct Beginning {
   std::string index = {};  ///< name of its index; empty: none
   std::vector<SafetensorsFile> files = {};
   ExtraFiles extras = {};
-  std::string more_extras = {};                ///< another directory with files
-  std::vector<std::string> more_names = {};    ///< those that come from there
+  std::string more_extras = {};              ///< another directory with files
+  std::vector<std::string> more_names = {};  ///< those that come from there
   bool is_local = false;
 };
 
@@ -193,7 +193,8 @@ Beginning open_base(const std::string& base) {
   Beginning begin = open_model(base);
   if (begin.index.empty()) return begin;
   const std::string path = join_path(base, begin.index);
-  const Config index = with_file("reading", path, [&] { return core::parse_tolerantly(read_text(path, longest_index)); });
+  const Config index =
+      with_file("reading", path, [&] { return core::parse_tolerantly(read_text(path, longest_index)); });
   const Config* const metadata = index.find("metadata");
   if (metadata != nullptr && metadata->contains("delta_encoding"))
     throw file_error(ErrorKind::invalid_argument, "opening the base", base,
@@ -354,6 +355,8 @@ class WeightCopies {
   [[nodiscard]] std::uint64_t bytes_to_write() const noexcept { return bytes_to_write_; }
   [[nodiscard]] std::uint64_t changed_tensors() const noexcept { return changed_.size(); }
   [[nodiscard]] std::size_t written_files() const noexcept { return outputs_.size(); }
+  /// Whether write() failed because a checksum did not match.
+  [[nodiscard]] bool has_mismatch() const noexcept { return has_mismatch_; }
 
   void write(ProgressCounter& progress, PullReport& report) {
     for (Output& output : outputs_) begin_file(output);
@@ -490,7 +493,12 @@ class WeightCopies {
         outputs_[step.output].file->write_at(step.offset + done, piece);
         progress.add(at == 0 ? piece.size() : 0);
       }
-      reader.end();
+      try {
+        reader.end();
+      } catch (const Error& error) {
+        if (error.kind() == ErrorKind::corrupt) has_mismatch_ = true;
+        throw;
+      }
       states_[*step.tensor].digest = reader.digest();
       bytes_read_ += step.bytes + reader.delta_bytes();
       piece.resize(std::min(step.bytes, piece_bytes));
@@ -514,6 +522,7 @@ class WeightCopies {
   std::uint64_t bytes_to_write_ = 0;
   std::uint64_t bytes_linked_ = 0;
   std::atomic<std::uint64_t> bytes_read_{0};
+  std::atomic<bool> has_mismatch_{false};
 };
 
 class Pull {
@@ -522,8 +531,8 @@ class Pull {
       : source_(source), local_(local_place(local)), options_(options), deadline_(os::Clock::now() + options.wait) {
     check_ = [this] {
       if (options_.stop.stop_requested())
-        throw Error(ErrorKind::cancelled,
-                    fmt::format("{}: {}: cancelled by a stop request", in_quotes(local_), doing), {.path = local_});
+        throw Error(ErrorKind::cancelled, fmt::format("{}: {}: cancelled by a stop request", in_quotes(local_), doing),
+                    {.path = local_});
     };
   }
 
@@ -550,15 +559,18 @@ class Pull {
     std::optional<Error> damaged;  // the failure with which LOCAL was given up
     for (int attempt = 1;; ++attempt) {
       std::optional<Chain> chain;
+      is_copy_in_doubt_ = false;
       try {
         chain.emplace(find(copy));
         PullReport report = apply(copy, *chain);
         report.notes.insert(report.notes.begin(), notes.begin(), notes.end());
         return report;
       } catch (const Error& error) {
-        const bool is_begun = chain && chain->beginning == Chain::Beginning::local;
         if (!chain && damaged) throw *damaged;
-        if (error.kind() == ErrorKind::corrupt && is_begun && !is_damaged(*chain)) {
+        const bool is_begun = chain && chain->beginning == Chain::Beginning::local;
+        // Other defects of the versions remain if the copy is seeded again.
+        const bool is_in_doubt = is_copy_in_doubt_ || !is_inside(error.path(), source_);
+        if (error.kind() == ErrorKind::corrupt && is_begun && is_in_doubt && !is_damaged(*chain)) {
           copy.record.reset();
           copy.reason = error.what();
           damaged = error;
@@ -617,9 +629,9 @@ class Pull {
     report.previous = copy.version;
     const bool is_local = chain.beginning == Chain::Beginning::local;
     const bool is_synced = options_.durability == PullDurability::synced;
-    report.begun_at = is_local                                      ? "local"
+    report.begun_at = is_local                                    ? "local"
                       : chain.beginning == Chain::Beginning::full ? version_name(chain.begin_version)
-                                                                    : "base";
+                                                                  : "base";
     const bool is_there = is_local && chain.deltas.empty();
     if (is_there && (!is_synced || copy.record->durability == PullDurability::synced)) return report;
     report.is_changed = !is_there;
@@ -635,7 +647,12 @@ class Pull {
     ProgressCounter progress(options_.progress, weights.bytes_to_write(), options_.stop);
     progress.add(0);
     copy_others(begin, successor);
-    weights.write(progress, report);
+    try {
+      weights.write(progress, report);
+    } catch (const Error&) {
+      is_copy_in_doubt_ = weights.has_mismatch();
+      throw;
+    }
     report.changed_tensors = weights.changed_tensors();
     for (const OpenVersion& delta : chain.deltas) report.applied.push_back(delta.number());
     report.skipped = begin.extras.skipped;
@@ -662,7 +679,8 @@ class Pull {
     std::uint64_t bytes = space_beside_files;
     const auto add = [&](const std::string& directory, const std::vector<std::string>& names) {
       for (const std::string& name : names)
-        if (const auto status = os::file_status(join_path(directory, name), os::Links::followed)) bytes += status->bytes;
+        if (const auto status = os::file_status(join_path(directory, name), os::Links::followed))
+          bytes += status->bytes;
     };
     if (!begin.is_local) add(begin.directory, begin.extras.names);
     add(begin.more_extras, begin.more_names);
@@ -685,7 +703,7 @@ class Pull {
 
   /// Compares the digest of all tensors, and writes marker and record.
   void finish(const Chain& chain, const LocalCopy& copy, std::vector<TensorState> tensors, const Beginning& begin,
-              const Successor& successor) const {
+              const Successor& successor) {
     const OpenVersion* const last = chain.last();
     CopyRecord record;
     record.version = chain.target;
@@ -700,14 +718,14 @@ class Pull {
       record.index_digest = last->index_digest;
       if (last->index.own) record.stream = last->index.own->stream;
     }
-    if (last != nullptr && last->index.own && record.state != last->index.own->after)
-      throw file_error(
-          ErrorKind::corrupt, fmt::format("checking version {}", last->number()), last->path,
-          fmt::format("the digest of all tensors is {}, and the version states {}. {}", digest_text(record.state),
-                      digest_text(last->index.own->after),
-                      chain.beginning == Chain::Beginning::full
-                          ? fmt::format("A file of {} is damaged", version_name(chain.begin_version))
-                          : "Pass the base with which the trainer began"));
+    is_copy_in_doubt_ = last != nullptr && last->index.own && record.state != last->index.own->after;
+    if (is_copy_in_doubt_)
+      throw file_error(ErrorKind::corrupt, fmt::format("checking version {}", last->number()), last->path,
+                       fmt::format("the digest of all tensors is {}, and the version states {}. {}",
+                                   digest_text(record.state), digest_text(last->index.own->after),
+                                   chain.beginning == Chain::Beginning::full
+                                       ? fmt::format("A file of {} is damaged", version_name(chain.begin_version))
+                                       : "Pass the base with which the trainer began"));
     for (const SafetensorsFile& file : begin.files)
       record.files.emplace(name_of(file), copied_file(successor.place(name_of(file))));
     const std::string folder = successor.place(std::string(sync_directory));
@@ -725,6 +743,7 @@ class Pull {
   os::Clock::time_point deadline_;
   std::function<void()> check_;
   std::optional<CopyLocks> locks_;
+  bool is_copy_in_doubt_ = false;  ///< checksums did not match
 };
 
 }  // namespace

@@ -61,7 +61,7 @@ struct VersionIndex {
   DeltaEncoding encoding = DeltaEncoding::exclusive_or;
   ChecksumFormat checksums = ChecksumFormat::xxh3_128;
   std::uint64_t total_size = 0;                              ///< for a full version: bytes of its tensors
-  std::vector<std::pair<std::string, std::string>> weights;  ///< tensor and file
+  std::vector<std::pair<std::string, std::string>> weights = {};  ///< tensor and file
   std::optional<OwnFacts> own = {};
 };
 
