@@ -608,10 +608,12 @@ def run(i, numbers):
         if result.status != 0:
             test.is_refusal(result)
             check(snapshot(local) == before, "the copy changed")
-            for word in [peer.version_name(case.version)] if case.version != 2 and damage is not version_twice else []:
-                check(word in result.err or f"version {case.version}" in result.err, f"the message does not name {word}")
+            # The reader applies all deltas of a tensor at once, so the last checksum may be the first that differs.
+            later = NEWEST if damage in (changed_content, another_xor) and "the version states" in result.err else case.version
+            check(damage in (version_twice, missing_version) or case.version == 2 or any(f"version {n}" in result.err or peer.version_name(n) in result.err for n in range(case.version, later + 1)),
+                  f"the message does not name version {case.version}")
             if case.must_refuse:
-                for word in case.words:
+                for word in case.words[-1:] if later != case.version else case.words:
                     check(word in result.err or json.dumps(word, ensure_ascii=False)[1:-1] in result.err, f"the message does not name {word}")
             return 1
         check(not case.must_refuse, "it was pulled")
