@@ -91,8 +91,8 @@ struct ExtraFiles {
 
 /// Selects the files of a model directory that are copied into a derived model. Local. The search includes
 /// subdirectories, but never follows links to directories. It never selects *.safetensors, *.safetensors.index.json,
-/// muster.checksums.json, or workspace files at the top level. It ignores .git, .cache and leftovers of unfinished
-/// writers, which `skipped` does not list either. `selection` selects from the other files:
+/// muster.checksums.json, or workspace files at the top level. It ignores .git, .cache, .weight_sync and leftovers of
+/// unfinished writers, which `skipped` does not list either. `selection` selects from the other files:
 /// - empty: regular files except weights in other formats (*.bin, *.pth, *.gguf, *.h5, *.onnx ...), and links to such
 ///   files inside the directory or from a snapshot of the Hugging Face cache to its blobs;
 /// - "all": all of them; "none": no file;

@@ -26,7 +26,7 @@ constexpr std::uint64_t longest_record = std::uint64_t{1} << 29;
 constexpr std::size_t longest_stem = 160;
 
 std::string sync_path(const std::string& local, std::string_view name) {
-  return join_path(join_path(local, std::string(sync_directory)), std::string(name));
+  return join_path(join_path(local, std::string(sync_folder)), std::string(name));
 }
 
 std::string lock_path(const std::string& local) {
@@ -185,10 +185,6 @@ LocalCopy read_local_copy(const std::string& local) {
   return copy;
 }
 
-bool is_sync_path(std::string_view name) noexcept {
-  return name.substr(0, name.find('/')) == sync_directory;
-}
-
 CopyLocks::CopyLocks(std::string local, std::chrono::milliseconds timeout, std::function<void()> check)
     : local_(std::move(local)), timeout_(timeout), end_(os::Clock::now() + timeout), check_(std::move(check)) {
   outer_.emplace(lock_path(local_));
@@ -196,7 +192,7 @@ CopyLocks::CopyLocks(std::string local, std::chrono::milliseconds timeout, std::
 }
 
 void CopyLocks::take_inner() {
-  os::make_directory(join_path(local_, std::string(sync_directory)));
+  os::make_directory(join_path(local_, std::string(sync_folder)));
   inner_.emplace(sync_path(local_, sync_lock_name));
   take(*inner_);
 }

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "muster/publish.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/file.hpp"
 #include "src/os/lock_file.hpp"
 #include "src/versions/digest.hpp"
@@ -71,9 +72,6 @@ struct LocalCopy {
 };
 /// Reads marker and record, and checks the record. Reads no weights. Never throws because of their contents.
 LocalCopy read_local_copy(const std::string& local);
-
-/// Returns whether a path, relative to LOCAL, is in the directory of the marker.
-bool is_sync_path(std::string_view name) noexcept;
 
 /// The two locks of a copy. Muster's lock excludes other pulls, SGLang's lock also SGLang's own reader.
 class CopyLocks {

@@ -115,7 +115,7 @@ void check_contents(const std::string& local) {
   if (!os::file_status(local)) return;
   const DirectoryNames names = names_in(local);
   if (names.files.empty() && names.folders.empty()) return;
-  const bool is_copy = std::ranges::find(names.folders, sync_directory) != names.folders.end();
+  const bool is_copy = std::ranges::find(names.folders, sync_folder) != names.folders.end();
   const bool has_weights = std::ranges::any_of(
       names.files, [](const std::string& name) { return belongs_to_checkpoint(name) == Belongs::weights; });
   if (is_copy || has_weights) return;
@@ -123,7 +123,7 @@ void check_contents(const std::string& local) {
                    fmt::format("it has files of another program ({}), and neither a marker ({}/{}) nor weights. Pass "
                                "another directory for the copy",
                                in_quotes(names.files.empty() ? names.folders.front() : names.files.front()),
-                               sync_directory, marker_name));
+                               sync_folder, marker_name));
 }
 
 void remove_quietly(const std::string& path) noexcept {
@@ -146,7 +146,7 @@ void repair(const std::string& local) {
     if (one.path.empty()) continue;
     // A living process may write another kind of output to this name; a pull has its marker directory from the
     // beginning on.
-    const bool is_pull = os::file_status(join_path(one.path, std::string(sync_directory))).has_value();
+    const bool is_pull = os::file_status(join_path(one.path, std::string(sync_folder))).has_value();
     if (is_pull || os::life_of(one.writer) != os::Life::alive) remove_quietly(one.path);
   }
 }
@@ -166,20 +166,13 @@ std::string name_of(const SafetensorsFile& file) {
   return fs::path(file.path()).filename().string();
 }
 
-ExtraFiles extras_of(const std::string& directory) {
-  ExtraFiles extras = extra_files_of(directory);
-  std::erase_if(extras.names, [](const std::string& name) { return is_sync_path(name); });
-  std::erase_if(extras.skipped, [](const Omission& one) { return is_sync_path(one.name); });
-  return extras;
-}
-
 /// Opens the model of a directory. The text of its index, if there is one, must not be that of a delta.
 Beginning open_model(const std::string& directory) {
   Beginning begin{.directory = directory};
   const ModelDir model = ModelDir::open(directory);
   begin.files = model.files();
   begin.index = choose_files(directory, files_in(directory)).index;
-  begin.extras = extras_of(directory);
+  begin.extras = extra_files_of(directory);
   begin.extras.skipped.insert(begin.extras.skipped.end(), model.omissions().begin(), model.omissions().end());
   return begin;
 }
@@ -206,11 +199,11 @@ Beginning open_full(const OpenVersion& full, const std::string& base) {
   Beginning begin{.directory = full.path, .files = full.files};
   const std::vector<std::string> names = files_in(full.path);
   if (std::ranges::find(names, model_index_name) != names.end()) begin.index = model_index_name;
-  begin.extras = extras_of(full.path);
+  begin.extras = extra_files_of(full.path);
   const std::set<std::string> own(begin.extras.names.begin(), begin.extras.names.end());
   if (base.empty() || own.contains("config.json")) return begin;
   begin.more_extras = base;
-  for (std::string& name : extras_of(base).names)
+  for (std::string& name : extra_files_of(base).names)
     if (!own.contains(name)) begin.more_names.push_back(std::move(name));
   return begin;
 }
@@ -243,7 +236,7 @@ class Successor {
         growing.mode |= 0700U;
         os::set_rights(path_, growing);
       }
-      os::make_directory(join_path(path_, std::string(sync_directory)));
+      os::make_directory(join_path(path_, std::string(sync_folder)));
     } catch (...) {
       remove_quietly(path_);
       throw;
@@ -728,7 +721,7 @@ class Pull {
                                        : "Pass the base with which the trainer began"));
     for (const SafetensorsFile& file : begin.files)
       record.files.emplace(name_of(file), copied_file(successor.place(name_of(file))));
-    const std::string folder = successor.place(std::string(sync_directory));
+    const std::string folder = successor.place(std::string(sync_folder));
     write_new(join_path(folder, std::string(marker_name)), marker_text(record.version));
     write_new(join_path(folder, std::string(record_name)), record_text(record));
   }

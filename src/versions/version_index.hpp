@@ -16,8 +16,7 @@
 
 namespace muster::versions {
 
-/// The directory in a local copy that has the marker, the lock of SGLang and the record of Muster.
-inline constexpr std::string_view sync_directory = ".weight_sync";
+// The files in the folder sync_folder of a local copy: the marker, the lock of SGLang, the record of Muster.
 inline constexpr std::string_view marker_name = "state.json";
 inline constexpr std::string_view sync_lock_name = "lock";
 inline constexpr std::string_view record_name = "muster.json";

@@ -161,8 +161,9 @@ class Carrying {
       // The workspace's own files do not belong to any model.
       if (depth == 0 && workspace::parse_name(name)) continue;
       if (entry.is_directory(error) && !entry.is_symlink(error)) {
-        // Internal folders of Git and Hugging Face.
-        if (name != ".git" && name != ".cache") walk(entry.path().string(), below + name + "/", depth + 1);
+        // Internal folders of Git, Hugging Face, and programs that pull weights.
+        if (name != ".git" && name != ".cache" && name != sync_folder)
+          walk(entry.path().string(), below + name + "/", depth + 1);
         continue;
       }
       // Checksums are only valid for the weights next to them.

@@ -16,6 +16,8 @@ namespace muster {
 inline constexpr std::string_view model_file_name = "model.safetensors";
 inline constexpr std::string_view model_index_name = "model.safetensors.index.json";
 inline constexpr std::string_view shard_prefix = "rank";
+/// The folder in a local copy of a version of weights that has its marker and its locks. It is not a part of the model.
+inline constexpr std::string_view sync_folder = ".weight_sync";
 /// The checksums of a checkpoint, for `muster verify`.
 inline constexpr std::string_view checksums_file_name = "muster.checksums.json";
 
