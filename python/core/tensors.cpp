@@ -110,7 +110,8 @@ Tensor tensor_of(nb::handle object, Devices devices) {
   // Subclasses of torch.Tensor (Parameter) may be defined in other modules, but have its attributes.
   if (is_of(object, "torch") || nb::hasattr(object, "requires_grad"))
     return nb::cast<Tensor>(helper("from_torch")(object, devices == Devices::accepted));
-  if (PyObject_CheckBuffer(object.ptr()) != 0) {
+  // CuPy's arrays have a buffer, which raises for memory of a GPU.
+  if (PyObject_CheckBuffer(object.ptr()) != 0 && !nb::hasattr(object, "__cuda_array_interface__")) {
     if (is_of(object, "numpy")) return nb::cast<Tensor>(helper("from_numpy")(object));
     return tensor_from_buffer(object);
   }

@@ -113,6 +113,35 @@ def test_configs_and_layers():
     assert told == [[True] * 6, []]
 
 
+@pytest.mark.parametrize("destination", ["host", "device"])
+def test_a_root_that_has_no_tensor_on_a_device(destination):
+    told = run(
+        f"""
+        mine = {{"a": OnDevice(np.full(100, rank, "f4"))}} if rank else None
+        with muster.get_configs_parallel(mine, None, group, destination={destination!r}) as configs:
+            tell([each and [each["a"].device, each["a"].copy_to_host().tolist() == [number] * 100] for number, each in enumerate(configs)])
+        """,
+        3,
+    )
+    device = {"host": "host", "device": "cuda:0"}[destination]
+    assert told == [[None, [device, True], [device, True]], [], []]
+
+
+def test_an_array_of_a_device_that_also_has_a_buffer():
+    told = run(
+        """
+        class WithBuffer(bytearray):
+            pass
+        mine, there = WithBuffer(12), OnDevice(np.arange(3, dtype="f4"))
+        mine.__cuda_array_interface__ = there.__cuda_array_interface__
+        tensor = muster.as_tensor(mine)
+        tell([tensor.device, tensor.copy_to_host().tolist(), failure(lambda: muster.ProcessGroup(group).all_reduce(mine))])
+        """,
+        1,
+    )[0]
+    assert told[:2] == ["cuda:0", [0.0, 1.0, 2.0]] and told[2][0] == "InvalidArgumentError" and "copy it to the host" in told[2][1], told
+
+
 def test_a_tensor_on_a_device():
     told = run(
         """
