@@ -132,14 +132,25 @@ def test_an_array_of_a_device_that_also_has_a_buffer():
         """
         class WithBuffer(bytearray):
             pass
-        mine, there = WithBuffer(12), OnDevice(np.arange(3, dtype="f4"))
-        mine.__cuda_array_interface__ = there.__cuda_array_interface__
-        tensor = muster.as_tensor(mine)
-        tell([tensor.device, tensor.copy_to_host().tolist(), failure(lambda: muster.ProcessGroup(group).all_reduce(mine))])
+        class WithDLPack(WithBuffer):
+            def __dlpack_device__(self):
+                return self.there.__dlpack_device__()
+            def __dlpack__(self, **options):
+                return self.there.__dlpack__(**options)
+        found = []
+        for mine, there in ((WithBuffer(12), OnDevice(np.arange(3, dtype="f4"))), (WithDLPack(12), ByDLPack(np.arange(3, dtype="f4")))):
+            if isinstance(mine, WithDLPack):
+                mine.there = there
+            else:
+                mine.__cuda_array_interface__ = there.__cuda_array_interface__
+            tensor = muster.as_tensor(mine)
+            found.append([tensor.device, tensor.copy_to_host().tolist(), *failure(lambda: muster.ProcessGroup(group).all_reduce(mine))])
+        tell(found)
         """,
         1,
     )[0]
-    assert told[:2] == ["cuda:0", [0.0, 1.0, 2.0]] and told[2][0] == "InvalidArgumentError" and "copy it to the host" in told[2][1], told
+    for device, elements, kind, words in told:
+        assert (device, elements, kind) == ("cuda:0", [0.0, 1.0, 2.0], "InvalidArgumentError") and "copy it to the host" in words, told
 
 
 def test_a_tensor_on_a_device():

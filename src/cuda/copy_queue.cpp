@@ -240,18 +240,18 @@ void CopyQueue::to_device(const std::byte* source, DevicePointer target, std::ui
 
 void CopyQueue::on_device(DevicePointer source, DevicePointer target, std::uint64_t bytes) {
   const Current current(device());
-  for (std::uint64_t at = 0; at < bytes; at += piece_bytes) {
-    const std::uint64_t piece = std::min(piece_bytes, bytes - at);
+  for (std::uint64_t at = 0; at < bytes; at += device_piece_bytes) {
+    const std::uint64_t piece = std::min(device_piece_bytes, bytes - at);
     check(driver().copy_on_device(target + at, source + at, piece, stream()),
           fmt::format("copying from another device to cuda:{}", device()));
-    copied(piece);
+    copied(piece, device_piece_bytes);
   }
 }
 
-void CopyQueue::copied(std::uint64_t bytes) {
+void CopyQueue::copied(std::uint64_t bytes, std::uint64_t most) {
   has_unmarked_ = true;
   unmarked_ += bytes;
-  if (unmarked_ >= piece_bytes) mark();
+  if (unmarked_ >= most) mark();
 }
 
 void CopyQueue::mark() {
