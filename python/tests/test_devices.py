@@ -189,6 +189,40 @@ def test_a_tensor_on_a_device():
     assert told[8:] == [False, False]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("wait", [True, False])
+def test_live_exports_read_tensors_of_devices_where_they_are(tmp_path, wait, size):
+    told = run(
+        f"""
+        import glob
+        class Device:
+            type = "cuda"
+        class OfTorch(OnDevice):
+            device = Device
+            is_whole = True
+            def is_contiguous(self):
+                return self.is_whole
+            def cpu(self):
+                assert not self.is_whole
+                return np.full((3, 5), 7, "i4")
+        state = {{f"rank{{rank}}.w{{i}}": OfTorch(np.arange(1000 * i, dtype="f4") + rank) for i in range(1, 5)}}
+        state["copied"] = OfTorch(np.zeros(3, "f4"))
+        state["copied"].is_whole = False
+        work = muster.export_model(state, {str(tmp_path / "out")!r}, "", group, wait={wait})
+        if not {wait}:
+            state.clear()
+            work.get()
+        if rank == 0:
+            found = {{}}
+            for path in glob.glob({str(tmp_path / "out/*.safetensors")!r}):
+                found.update(muster.load_safetensors(path))
+            tell([len(found), found["copied"].tolist() == [[7] * 5] * 3, all(np.array_equal(found[f"rank{{r}}.w{{i}}"].numpy(), np.arange(1000 * i, dtype="f4") + r) for i in range(1, 5) for r in range(size))])
+        """,
+        size,
+    )[0]
+    assert told == [1 + 4 * size, True, True]
+
+
 def test_calls_that_take_no_tensors_of_devices():
     told = run(
         """

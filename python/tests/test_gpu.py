@@ -373,6 +373,35 @@ def test_live_exports(tmp_path):
         assert found == [19, True, True]
 
 
+def test_live_exports_of_dtensors(tmp_path):
+    told = run(
+        f"""
+        import glob
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["GPU_TEST_PORT"])
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cuda", (size,))
+        state = {{
+            "rows": DTensor.from_local(numbered(rank, (100, 50)), mesh, [Shard(0)], run_check=False),
+            "columns": DTensor.from_local(numbered(rank, (100, 50)), mesh, [Shard(1)], run_check=False),
+            "turned": numbered(3, (40, 60)).T,
+        }}
+        muster.export_model(state, {str(tmp_path / "out")!r})
+        if rank == 0:
+            found = {{}}
+            for path in glob.glob({str(tmp_path / "out/*.safetensors")!r}):
+                found.update(muster.load_safetensors(path))
+            parts = [numbered(number, (100, 50)).cpu().numpy() for number in range(size)]
+            tell([np.array_equal(found["rows"].numpy(), np.concatenate(parts)), np.array_equal(found["columns"].numpy(), np.concatenate(parts, 1)), np.array_equal(found["turned"].numpy(), numbered(3, (40, 60)).T.cpu().numpy())])
+        dist.destroy_process_group()
+        """,
+        environment={"GPU_TEST_PORT": str(22000 + os.getpid() % 20000)},
+    )[0]
+    assert told == [True, True, True]
+
+
 def test_too_little_memory_on_the_gpu_is_an_error_of_all_ranks():
     told = run(
         """
