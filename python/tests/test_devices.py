@@ -208,6 +208,8 @@ def test_live_exports_read_tensors_of_devices_where_they_are(tmp_path, wait, siz
         state = {{f"rank{{rank}}.w{{i}}": OfTorch(np.arange(1000 * i, dtype="f4") + rank) for i in range(1, 5)}}
         state["copied"] = OfTorch(np.zeros(3, "f4"))
         state["copied"].is_whole = False
+        here = {{name: np.full((3, 5), 7, "i4") if name == "copied" else np.arange(1000 * int(name[-1]), dtype="f4") + rank for name in state}}
+        hashes = [muster.fingerprint(each, group=group)["hash"] for each in (state, here)]
         work = muster.export_model(state, {str(tmp_path / "out")!r}, "", group, wait={wait})
         if not {wait}:
             state.clear()
@@ -216,11 +218,11 @@ def test_live_exports_read_tensors_of_devices_where_they_are(tmp_path, wait, siz
             found = {{}}
             for path in glob.glob({str(tmp_path / "out/*.safetensors")!r}):
                 found.update(muster.load_safetensors(path))
-            tell([len(found), found["copied"].tolist() == [[7] * 5] * 3, all(np.array_equal(found[f"rank{{r}}.w{{i}}"].numpy(), np.arange(1000 * i, dtype="f4") + r) for i in range(1, 5) for r in range(size))])
+            tell([hashes[0] == hashes[1], len(found), found["copied"].tolist() == [[7] * 5] * 3, all(np.array_equal(found[f"rank{{r}}.w{{i}}"].numpy(), np.arange(1000 * i, dtype="f4") + r) for i in range(1, 5) for r in range(size))])
         """,
         size,
     )[0]
-    assert told == [1 + 4 * size, True, True]
+    assert told == [True, 1 + 4 * size, True, True]
 
 
 def test_calls_that_take_no_tensors_of_devices():
