@@ -9,16 +9,17 @@ import pytest
 import muster
 import muster.compat
 import muster.compat.ml
+import muster.compat.sglang
 import muster.compat.torchgfn
 import muster.merge
 import muster.modelopt
 
-MODULES = [muster, muster.errors, muster.merge, muster.modelopt, muster.compat, muster.compat.ml, muster.compat.torchgfn]
+MODULES = [muster, muster.errors, muster.merge, muster.modelopt, muster.compat, muster.compat.ml, muster.compat.sglang, muster.compat.torchgfn]
 if importlib.util.find_spec("torch"):
     MODULES += [importlib.import_module(f"muster.compat.{name}") for name in ("torch_distributed", "vllm")]
 ROOTS = [
     *[getattr(muster, name) for name in dir(muster) if not name.startswith("_")],
-    *[muster._core.SendWork, muster._core.ReceiveWork, muster._core.ReceiveConfigWork],
+    *[muster._core.OpenPublisher, muster._core.SendWork, muster._core.ReceiveWork, muster._core.ReceiveConfigWork],
     *[value for module in MODULES[1:] for name, value in vars(module).items() if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__],
 ]
 OF_THE_EXTENSION = ("nb_method", "property", "getset_descriptor")

@@ -80,6 +80,19 @@ def files(folder: pathlib.Path, group: muster.Group, weight: muster.Tensor) -> s
     return "good" if good else shard["0.0"].dtype
 
 
+def versions(folder: pathlib.Path, group: muster.Group, weight: muster.Tensor) -> list[int]:
+    with muster.Publisher(folder / "weights", base=folder, group=group, encoding="overwrite", keep_for=60) as publisher:
+        report: muster.PublishReport = publisher.publish({"weight": weight}, full=True, progress=lambda done, total, seconds: None)
+        source: str = publisher.source
+    number: int = muster.publish(folder, source, base=folder, full_every=3).version
+    pulled: muster.PullReport = muster.pull(source, folder / "local", base=folder, version=number, durability="synced")
+    log: muster.VersionLog = muster.versions(source, verify=True)
+    info: muster.VersionInfo = log.versions[0]
+    local: muster.LocalVersion | None = log.local
+    shares = [1 if each.changed_elements is None else each.changed_elements for each in log.versions]
+    return [*pulled.applied, report.files, info.tensors, *shares, 0 if local is None or local.version is None else local.version]
+
+
 def wrong(weight: muster.Tensor) -> int:
     return weight.dtype  # not an int
 

@@ -182,7 +182,7 @@ std::string log_text(const VersionLog& log, bool verified, SystemTime now, const
   out += counted(log.versions.size(), "version");
   if (!log.versions.empty()) out += fmt::format(", the newest is {}", log.versions.back().version);
   out += problems != 0 ? "; " + coloured(style, Colour::bad, counted(problems, "problem"))
-                       : std::string(verified ? "; all bytes verified" : "");
+                       : std::string(verified && !log.versions.empty() ? "; all bytes verified" : "");
   return out + "\n";
 }
 

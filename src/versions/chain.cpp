@@ -214,9 +214,31 @@ class ChainSearch {
     return std::ranges::binary_search(names_.versions, version);
   }
 
+  // The first publisher makes the directory. The parent is listed, because a wait must not rely on failed lookups.
+  void wait_for_source() const {
+    const std::string path = source_.substr(0, source_.find_last_not_of('/') + 1);
+    const std::string parent = os::directory_of(path);
+    const std::string name = path.substr(path.rfind('/') + 1);
+    if (name.empty() || os::Clock::now() >= deadline_ || os::file_status(path, os::Links::followed)) return;
+    const bool is_network = os::file_system_of(parent).is_network;
+    workspace::Pauses pauses(is_network);
+    const auto is_listed = [&] {
+      const std::vector<os::DirectoryEntry> entries = workspace::fresh_listing(parent, is_network);
+      return std::ranges::any_of(entries, [&](const os::DirectoryEntry& entry) { return entry.name == name; });
+    };
+    while (!is_listed() && os::Clock::now() < deadline_) {
+      if (request_.check) request_.check();
+      pauses.sleep(os::Clock::next_sleep(deadline_));
+    }
+  }
+
   // Waits until the target exists, and returns its number.
   std::uint64_t find_target() {
     if (request_.target == 0) return 0;
+    wait_for_source();
+    if (!os::file_status(source_, os::Links::followed))
+      throw file_error(ErrorKind::not_found, "reading versions", source_,
+                       "the directory does not exist. Check the path, or wait for the first version (--wait)");
     const bool is_network = os::file_system_of(source_).is_network;
     workspace::Pauses pauses(is_network);
     for (;;) {

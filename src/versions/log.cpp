@@ -312,7 +312,7 @@ class LogReading {
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::ranges::stable_sort(order, std::greater(), [&](std::size_t i) { return begin.tensors()[i].bytes; });
     parallel_for(order.size(), workers, [&](std::size_t at, std::size_t worker) {
-      fold(segment, begin, order[at], usable, deltas_at_once(workers), memory[worker], digests, progress);
+      fold(segment, begin, order[at], usable, deltas_at_once(workers), memory[worker], digests, &progress);
     });
     compare_states(segment, begin, digests);
     for (std::size_t at = digests.known; at < segment.deltas.size(); ++at)
@@ -329,9 +329,10 @@ class LogReading {
   };
 
   /// Reads a tensor of the beginning and applies all deltas to it. If there are more deltas than can be open at a time,
-  /// the tensor is held in memory, and they are applied in groups.
+  /// the tensor is held in memory, and they are applied in groups. After a failure, only the deltas before it are
+  /// applied.
   void fold(Segment& segment, const TensorSource& begin, std::size_t tensor, std::size_t usable, std::size_t at_once,
-            std::vector<std::byte>& memory, SegmentDigests& digests, ProgressCounter& progress) {
+            std::vector<std::byte>& memory, SegmentDigests& digests, ProgressCounter* progress) {
     const TensorEntry& entry = begin.tensors()[tensor];
     std::vector<std::size_t> changing;
     for (std::size_t at = 0; at < usable; ++at)
@@ -359,7 +360,7 @@ class LogReading {
             known = 0;
             begin.read(tensor, at, piece);
             first_sum.add(piece);
-            progress.add(length);
+            if (progress != nullptr) progress->add(length);
           }
           for (AppliedDelta& delta : group) {
             current = segment.deltas[delta.at];
@@ -381,10 +382,13 @@ class LogReading {
       } catch (const Error& error) {
         // An unreadable base is an error of the call.
         if (!is_finding(error) || current == nullptr) throw;
-        const std::lock_guard lock(mutex_);
-        digests.known = std::min(digests.known, known);
-        current->info.problems.push_back(fmt::format("{}: version {}: tensor {}: {}", in_quotes(current->info.path),
-                                                     current->info.version, in_quotes(entry.name), error.what()));
+        defect(*current, fmt::format("tensor {}: {}", in_quotes(entry.name), error.what()));
+        {
+          const std::lock_guard lock(mutex_);
+          digests.known = std::min(digests.known, known);
+        }
+        // The deltas before the damaged one have not all been applied to the end.
+        if (known != 0) fold(segment, begin, tensor, known - 1, at_once, memory, digests, nullptr);
         return;
       }
       is_first = false;

@@ -71,8 +71,13 @@ CASES = {
              "plan check llama model", "plan check auto model", "plan show plan.json model", "plan check llama",
              "plan check plan.json model --select *norm* --sort name", "plan show lama",
              "plan print llama", "plan", "plan suggest model", "plan suggest model --json"],
+    "versions": ["publish model versions --base plain_model --version 2", "publish nowhere versions --base model",
+                 "publish model versions", "publish model versions --base model --full --full-every 2",
+                 "publish model versions --base model --encoding add", "publish model versions --base model --keep-for old",
+                 "pull versions copy --version 1.5", "pull plain copy", "pull nowhere copy --base model",
+                 "log nowhere", "log plain", "log plain --verify"],
     "help": [c + " --help" for c in ("", "run", "ls", "show", "stats", "cat", "diff", "fingerprint", "verify", "convert", "shard",
-                                     "export", "plan", "plan show", "plan check", "plan suggest", "gc", "trace",
+                                     "export", "plan", "plan show", "plan check", "plan suggest", "publish", "pull", "log", "gc", "trace",
                                      "status", "doctor", "completion", "man")] +
             ["", "nothing", "show", "completion fish", "show --selct x", "show a --sort date", "stats a --bins 0",
              "verify a --headers-only --write-checksums", "export a --jobs 3"],
@@ -97,6 +102,9 @@ JSON_CASES = {
               "shard model --to 1 --plan same.json --dry-run --json"],
     "plan check": ["plan check plan.json plain_model --json"],
     "plan suggest": ["plan suggest model --json"],
+    "publish": ["publish model weights --base model --json", "publish model weights --base model --full --json"],
+    "pull": ["pull weights copy --base model --json"],
+    "log": ["log weights --base model --local copy --verify --json"],
     "doctor": ["doctor shared --json"],
 }
 
