@@ -560,6 +560,9 @@ class Pull {
       try {
         chain.emplace(find(copy));
         PullReport report = apply(copy, *chain);
+        // If the pull fails nevertheless, its error gives the reason.
+        if (damaged)
+          log(LogLevel::warning, fmt::format("{}: the copy was seeded again: {}", in_quotes(local_), damaged->what()));
         report.notes.insert(report.notes.begin(), notes.begin(), notes.end());
         return report;
       } catch (const Error& error) {
@@ -571,7 +574,6 @@ class Pull {
           copy.record.reset();
           copy.reason = error.what();
           damaged = error;
-          log(LogLevel::warning, fmt::format("{}: the copy is seeded again: {}", in_quotes(local_), error.what()));
         } else if ((error.os_error() == ESTALE || error.os_error() == ENOENT) && attempt < most_attempts &&
                    is_inside(error.path(), source_)) {
           log(LogLevel::info, fmt::format("{}: reading the versions again: {}", in_quotes(local_), error.what()));
