@@ -50,6 +50,7 @@
 #include "src/os/publish.hpp"
 #include "src/versions/chain.hpp"
 #include "src/versions/local_copy.hpp"
+#include "src/versions/pull.hpp"
 
 namespace muster {
 namespace versions {
@@ -113,18 +114,16 @@ void check_mount(const std::string& local) {
                      EBUSY);
 }
 
-/// A directory with files must be a copy, or have weights: other programs' directories are not replaced.
+/// A directory that is not empty must be a copy: other directories, such as a trainer's checkpoint, are not replaced.
 void check_contents(const std::string& local) {
   if (!os::file_status(local)) return;
   const DirectoryNames names = names_in(local);
   if (names.files.empty() && names.folders.empty()) return;
   const bool is_copy = std::ranges::find(names.folders, sync_folder) != names.folders.end();
-  const bool has_weights = std::ranges::any_of(
-      names.files, [](const std::string& name) { return belongs_to_checkpoint(name) == Belongs::weights; });
-  if (is_copy || has_weights) return;
+  if (is_copy) return;
   throw file_error(ErrorKind::invalid_argument, doing, local,
-                   fmt::format("it has files of another program ({}), and neither a marker ({}/{}) nor weights. Pass "
-                               "another directory for the copy",
+                   fmt::format("it is no copy of a version, because it has {}, but no marker ({}/{}). Pass an empty or "
+                               "a new directory",
                                in_quotes(names.files.empty() ? names.folders.front() : names.files.front()),
                                sync_folder, marker_name));
 }
@@ -324,7 +323,6 @@ class WeightCopies {
       : begin_(begin),
         chain_(chain),
         threads_(std::clamp<std::size_t>(static_cast<std::size_t>(os::usable_cores()), 1, most_threads)),
-        at_once_(deltas_at_once(threads_)),
         successor_(successor),
         local_(local) {
     if (record != nullptr)
@@ -336,7 +334,10 @@ class WeightCopies {
 
   /// Checks that the deltas fit. Makes hard links of files without changes, and plans the other files.
   void plan() {
-    check_deltas(chain_.deltas, tensors_.tensors());
+    const std::uint64_t memory = check_deltas(chain_.deltas, tensors_.tensors());
+    // Frames of other programs may need so much that few threads can decode at the same time.
+    while (threads_ > 1 && deltas_at_once(threads_, memory) == 1) --threads_;
+    at_once_ = deltas_at_once(threads_, memory);
     if (begin_.is_local) check_record();
     states_.resize(tensors_.tensors().size());
     std::size_t first = 0;
@@ -505,7 +506,7 @@ class WeightCopies {
   const Beginning& begin_;
   const Chain& chain_;
   std::size_t threads_;
-  std::size_t at_once_;
+  std::size_t at_once_ = 1;
   const Successor& successor_;
   const std::string& local_;
   std::unordered_map<std::string_view, const TensorState*> recorded_;
@@ -524,9 +525,11 @@ class WeightCopies {
 
 class Pull {
  public:
-  Pull(const std::string& source, const std::string& local, const PullOptions& options)
+  Pull(const std::string& source, const std::string& local, const PullOptions& options,
+       const std::function<void()>& check)
       : source_(source), local_(local_place(local)), options_(options), deadline_(os::Clock::now() + options.wait) {
-    check_ = [this] {
+    check_ = [this, check] {
+      if (check) check();
       if (options_.stop.stop_requested())
         throw Error(ErrorKind::cancelled, fmt::format("{}: {}: cancelled by a stop request", in_quotes(local_), doing),
                     {.path = local_});
@@ -537,11 +540,12 @@ class Pull {
     const auto begin = std::chrono::steady_clock::now();
     check_apart(local_, source_, "the directory of versions");
     check_apart(local_, options_.base, "the base");
-    check_mount(local_);
-    check_contents(local_);
     check_();
+    // Before the locks are taken: other processes may pull other versions meanwhile.
+    wait_for_target(source_, request());
     locks_.emplace(local_, options_.lock_timeout, check_);
     repair(local_);
+    check_mount(local_);
     check_contents(local_);
     if (os::file_status(local_)) locks_->take_inner();
     PullReport report = pull();
@@ -584,7 +588,7 @@ class Pull {
     }
   }
 
-  Chain find(const LocalCopy& copy) {
+  [[nodiscard]] ChainRequest request() const {
     ChainRequest request;
     request.target = options_.version;
     request.has_base = !options_.base.empty();
@@ -592,6 +596,11 @@ class Pull {
     request.wait = std::max(std::chrono::milliseconds(0),
                             std::chrono::ceil<std::chrono::milliseconds>(deadline_ - os::Clock::now()));
     request.check = check_;
+    return request;
+  }
+
+  Chain find(const LocalCopy& copy) const {
+    ChainRequest request = this->request();
     if (copy.record) request.local = {copy.record->version, copy.record->state, copy.record->index_digest};
     return open_chain(source_, request);
   }
@@ -643,7 +652,11 @@ class Pull {
     weights.plan();
     check_space(weights.bytes_to_write() + extra_bytes(begin));
     os::allow_more_open_files(2 * weights.written_files());
-    ProgressCounter progress(options_.progress, weights.bytes_to_write(), options_.stop);
+    const ProgressCallback callback = [this](const Progress& progress) {
+      check_();
+      if (options_.progress) options_.progress(progress);
+    };
+    ProgressCounter progress(callback, weights.bytes_to_write(), options_.stop);
     progress.add(0);
     copy_others(begin, successor);
     try {
@@ -746,10 +759,16 @@ class Pull {
 };
 
 }  // namespace
+
+PullReport pull_for(const std::string& source, const std::string& local, const PullOptions& options,
+                    const std::function<void()>& check) {
+  return Pull(source, local, options, check).run();
+}
+
 }  // namespace versions
 
 PullReport pull_version(const std::string& source, const std::string& local, const PullOptions& options) {
-  return versions::Pull(source, local, options).run();
+  return versions::pull_for(source, local, options, {});
 }
 
 }  // namespace muster
