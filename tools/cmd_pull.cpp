@@ -83,9 +83,9 @@ void add_pull_command(CLI::App& app, int& /*status*/) {
       ->type_name("boot|synced");
   add_json_flag(*command, arguments->json);
   command->footer(
-      "Any number of processes of a host may call the command at the same time: one of them pulls, and the others "
-      "find\n"
-      "the work done. LOCAL is the old version or the new one at any moment. If the command fails, it is unchanged.\n"
+      "Any number of processes of a host may call the command at the same time. One of them pulls, and each other one\n"
+      "finds the work done. LOCAL is the old version or the new one at any moment. If the command fails, LOCAL is\n"
+      "unchanged.\n"
       "Exit status: 0 LOCAL has the version; 2 it does not; 3 it does, but the report could not be printed.\n\n"
       "Examples:\n  muster pull /shared/weights /tmp/model --base model/\n"
       "  muster pull /shared/weights /tmp/model --base model/ --version 7 --wait 1min\n"
