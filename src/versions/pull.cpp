@@ -2,7 +2,8 @@
 // pull_version(): a copy on this host that is the old version or the new one at any moment.
 //
 //  1. Everything that can be refused without work is refused: places, mount points, files of other programs.
-//  2. The locks are taken. Whoever holds them knows that leftovers next to LOCAL are dead, and deletes them.
+//  2. The locks are taken. Their holder deletes the leftovers next to LOCAL, because no other process can be using
+//  them.
 //  3. The chain of versions is found and checked. It begins at LOCAL, if its record is valid, or at a full version or
 //     the base.
 //  4. The successor grows next to LOCAL. Files without changes are hard links of LOCAL's files. In the others,
@@ -134,7 +135,8 @@ void remove_quietly(const std::string& path) noexcept {
   if (error) log(LogLevel::warning, fmt::format("{}: deleting: {}", in_quotes(path), error.message()));
 }
 
-/// Deletes leftovers of killed pulls, and finishes what they began. The caller has the lock.
+/// Deletes leftovers of killed pulls. If one was killed between two renames, the old copy gets its name again. The
+/// caller has the lock.
 void repair(const std::string& local) {
   std::vector<os::Unfinished> others = os::unfinished_of(local);
   for (os::Unfinished& one : others) {
@@ -378,7 +380,7 @@ class WeightCopies {
     const SafetensorsFile* from;
     std::string name;
     std::uint64_t bytes = 0;
-    std::size_t first_own = 0;  ///< of its tensors in own_
+    std::size_t first_own = 0;  ///< index of its first tensor in own_
     std::optional<os::ReadableFile> old = {};
     std::optional<os::WritableFile> file = {};
   };
@@ -508,8 +510,8 @@ class WeightCopies {
   const std::string& local_;
   std::unordered_map<std::string_view, const TensorState*> recorded_;
   std::unordered_set<std::string_view> changed_;
-  FileTensors tensors_;  // of the beginning
-  FileTensors own_;      // of the files that are written; only for long chains
+  FileTensors tensors_;  // tensors of the beginning
+  FileTensors own_;      // tensors of the new files; only for long chains
   std::size_t own_tensors_ = 0;
   std::vector<TensorState> states_;
   std::vector<Output> outputs_;
@@ -558,6 +560,9 @@ class Pull {
       try {
         chain.emplace(find(copy));
         PullReport report = apply(copy, *chain);
+        // If the pull fails nevertheless, its error gives the reason.
+        if (damaged)
+          log(LogLevel::warning, fmt::format("{}: the copy was seeded again: {}", in_quotes(local_), damaged->what()));
         report.notes.insert(report.notes.begin(), notes.begin(), notes.end());
         return report;
       } catch (const Error& error) {
@@ -569,7 +574,6 @@ class Pull {
           copy.record.reset();
           copy.reason = error.what();
           damaged = error;
-          log(LogLevel::warning, fmt::format("{}: the copy is seeded again: {}", in_quotes(local_), error.what()));
         } else if ((error.os_error() == ESTALE || error.os_error() == ENOENT) && attempt < most_attempts &&
                    is_inside(error.path(), source_)) {
           log(LogLevel::info, fmt::format("{}: reading the versions again: {}", in_quotes(local_), error.what()));

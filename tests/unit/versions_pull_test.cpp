@@ -214,7 +214,7 @@ TEST_CASE("older versions and the base can be pulled") {
   CHECK(test.pull(1).begun_at == "local");
 }
 
-TEST_CASE("a record is void if the copy is not what it describes") {
+TEST_CASE("a record that does not describe the copy is void") {
   Case test;
   test.chain.change({"layer1.weight"});
   test.chain.publish_delta();
