@@ -83,8 +83,7 @@ void add_pull_command(CLI::App& app, int& /*status*/) {
       ->type_name("boot|synced");
   add_json_flag(*command, arguments->json);
   command->footer(
-      "Processes of a host may call the command at the same time: one of them pulls, and each other process waits for "
-      "it.\n"
+      "Processes of a host may call the command at the same time: one of them pulls, and each other process waits.\n"
       "LOCAL is the old version or the new one at any moment. If the command fails, LOCAL is unchanged.\n"
       "Exit status: 0 LOCAL has the version; 2 it does not; 3 it does, but the report could not be printed.\n\n"
       "Examples:\n  muster pull /shared/weights /tmp/model --base model/\n"

@@ -182,7 +182,7 @@ class Publishing {
     agree_on(group_, "publish: finding the newest version", [&] {
       if (options_.base.empty())
         throw Error(ErrorKind::invalid_argument,
-                    "publish: there is no base. Pass the model that is version 0 (--base)");
+                    "publish: the base is missing. Pass the model that is version 0 (--base)");
       if (!is_first()) return;
       make_source(source_);
       newest = newest_version();
@@ -287,7 +287,7 @@ class Publishing {
     const std::string path = join_path(source_, version_name(plan_.version));
     if (os::file_status(path))
       throw file_error(ErrorKind::invalid_argument, "publishing", path,
-                       "it exists already. If another program publishes here, end it; else delete the directory");
+                       "it already exists. If another program publishes here, end it; else delete the directory");
     output_.emplace(path, OutputChoice{.stale_after = options_.stale_after});
     plan_.directory = output_->partial();
   }
@@ -695,7 +695,7 @@ Publisher::Publisher(std::string source, PublisherOptions options, Group& group)
   const group::GroupLock use(group);
   agree_on(group::inside(group), "publish: opening the base", [&] {
     if (options.base.empty())
-      throw Error(ErrorKind::invalid_argument, "Publisher: base: it is empty. Pass the model that is version 0");
+      throw Error(ErrorKind::invalid_argument, "publisher: the base is empty. Pass the model that is version 0");
     (void)ModelDir::open(options.base);
   });
   state_ = std::make_unique<State>(std::move(source), std::move(options), group);
