@@ -121,11 +121,12 @@ void check_contents(const std::string& local) {
   if (names.files.empty() && names.folders.empty()) return;
   const bool is_copy = std::ranges::find(names.folders, sync_folder) != names.folders.end();
   if (is_copy) return;
-  throw file_error(ErrorKind::invalid_argument, doing, local,
-                   fmt::format("it is no copy of a version, because it has {}, but no marker ({}/{}). Pass an empty or "
-                               "a new directory",
-                               in_quotes(names.files.empty() ? names.folders.front() : names.files.front()),
-                               sync_folder, marker_name));
+  throw file_error(
+      ErrorKind::invalid_argument, doing, local,
+      fmt::format("it is not a copy of a version, because it has {}, but no marker ({}/{}). Pass an empty or "
+                  "a new directory",
+                  in_quotes(names.files.empty() ? names.folders.front() : names.files.front()), sync_folder,
+                  marker_name));
 }
 
 void remove_quietly(const std::string& path) noexcept {
