@@ -59,7 +59,7 @@ void add_gc_command(CLI::App& app, int& status) {
   add_json_flag(*command, arguments->json);
   command->footer(
       "Without --stale-after it deletes only files of processes that ran on this host and have ended.\n"
-      "Of versions of weights it deletes only those that a publisher has not completed.\n"
+      "In a directory of versions it deletes only versions that their publisher has not completed.\n"
       "Exit status: 0 success; 1 some files could not be deleted; 2 not a workspace or versions; 3 success, but the\n"
       "report could not be printed.\n\n"
       "Examples:\n  muster gc /shared/workspace\n  muster gc /shared/workspace --stale-after 2d --yes");

@@ -53,7 +53,7 @@ void add_log_command(CLI::App& app, int& status) {
       "Without --verify, only indexes and headers are read. CHANGED is the share of changed elements. Versions of "
       "other\n"
       "programs do not record it.\n"
-      "Exit status: 0 success; 1 with --verify: problems found; 2 not a readable directory.\n\n"
+      "Exit status: 0 success; 1 --verify found problems; 2 not a readable directory.\n\n"
       "Examples:\n  muster log /shared/weights\n  muster log /shared/weights --local /tmp/model\n"
       "  muster log /shared/weights --base model/ --verify\n"
       "  muster log /shared/weights --json | jq -r '.versions[-1].version'");

@@ -65,7 +65,7 @@ void add_publish_command(CLI::App& app, int& status) {
           "Layout that MODEL was split for, if its files do not record it: 4, or tp=2,pp=2,ep=2")
       ->type_name("LAYOUT");
   auto* full = command->add_flag("--full", arguments->version.full, "Publish all tensors, not only the changes");
-  command->add_option("--full-every", options.full_every, "Publish all tensors if N divides the number of the version")
+  command->add_option("--full-every", options.full_every, "Publish all tensors in every N-th version")
       ->check(number_from(1, 1e12))
       ->excludes(full)
       ->type_name("N");
@@ -85,20 +85,21 @@ void add_publish_command(CLI::App& app, int& status) {
       ->type_name("N");
   command
       ->add_option("--keep", options.keep,
-                   "Delete a version only if N are newer (see also --keep-for), and a full one is among these")
+                   "Delete a version only if N versions are newer, one of them is full, and --keep-for has passed")
       ->check(number_from(0, 1e12))
       ->capture_default_str()
       ->type_name("N");
   add_age_option(
       *command, "--keep-for", [&options](std::chrono::seconds age) { options.keep_for = age; },
-      "Delete a version only if it is older than this time")
+      "Delete a version only if it was published longer ago (see --keep)")
       ->default_str("10min");
   command
-      ->add_option("--base-copy", options.base_copy,
-                   "Directory of this host for a copy of the newest version, with which the next one is compared")
+      ->add_option(
+          "--base-copy", options.base_copy,
+          "Directory on each host of the job for a copy of the newest version, with which the next is compared")
       ->type_name("DIR");
   add_stale_option(*command, options.stale_after,
-                   "Delete unfinished versions of other hosts if they have not changed for this long: 30min, 2h");
+                   "Also delete unfinished versions of other hosts that have not changed for this long: 30min, 2h");
   add_job_options(*command, arguments->job, "publish", "1, which uses all cores");
   add_json_flag(*command, arguments->json);
   command->footer(

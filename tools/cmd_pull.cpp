@@ -59,12 +59,12 @@ void add_pull_command(CLI::App& app, int& /*status*/) {
       ->type_name("LOCAL");
   command
       ->add_option("--base", options.base,
-                   "Model directory that is version 0; not needed if SOURCE has a full version to begin with")
+                   "Model directory that is version 0; not needed if the pull can begin at a full version or at LOCAL")
       ->type_name("DIR");
   command
       ->add_option_function<std::string>(
           "--version", [&options](const std::string& text) { options.version = version_of(text); },
-          "The version: a number, or newest")
+          "The version: a number (0: the base), or newest")
       ->default_str("newest")
       ->type_name("N|newest");
   add_age_option(
@@ -83,9 +83,8 @@ void add_pull_command(CLI::App& app, int& /*status*/) {
       ->type_name("boot|synced");
   add_json_flag(*command, arguments->json);
   command->footer(
-      "Any number of processes of a host may call the command at the same time: one of them pulls, and the others "
-      "find\n"
-      "the work done. LOCAL is the old version or the new one at any moment. If the command fails, it is unchanged.\n"
+      "Processes of a host may call the command at the same time: one of them pulls, and each other process waits.\n"
+      "LOCAL is the old version or the new one at any moment. If the command fails, LOCAL is unchanged.\n"
       "Exit status: 0 LOCAL has the version; 2 it does not; 3 it does, but the report could not be printed.\n\n"
       "Examples:\n  muster pull /shared/weights /tmp/model --base model/\n"
       "  muster pull /shared/weights /tmp/model --base model/ --version 7 --wait 1min\n"

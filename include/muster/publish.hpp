@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Versions of weights: a trainer publishes the weights of its model in a directory again and again, and the hosts of
-// inference engines pull them. A version is a full checkpoint, or a delta that has only the changed tensors. The format
-// is that of slime, miles and SGLang (docs/reference/versions.md).
+// inference engines pull them. A version is a full checkpoint, or a delta that has only the changes since the previous
+// version. The format is that of slime, miles and SGLang (docs/reference/versions.md).
 //
 // SOURCE is a directory that all hosts see. Version N is its directory weight_v00000N, which appears in one step and
 // never changes. Version 0 is the *base*, the model directory with which the trainer and the engines begin; it is not
@@ -42,11 +42,12 @@ enum class DeltaEncoding : std::uint8_t {
 /// Returns "xor" or "overwrite", as the format spells them.
 std::string_view to_string(DeltaEncoding encoding) noexcept;
 
-/// Options of a publisher. Only rank 0 uses them, except for `base` and `base_copy`, which every rank reads.
+/// Options of a publisher. Every rank uses `base` and `base_copy`; only rank 0 uses the other options.
 struct PublisherOptions {
   /// The model directory that is version 0. Every rank must be able to read it.
   std::string base = {};
-  /// The plan that merges the tensors of ranks, as for export_model(). Empty: the parts state their places.
+  /// The plan that merges the tensors of ranks, as for export_model(). Empty: each part states its place in its tensor,
+  /// or the shards record their plan.
   std::string plan = {};
   /// The layout of the ranks for the plan, as ExportOptions::source_layout.
   std::optional<ParallelLayout> source_layout = {};
@@ -54,17 +55,17 @@ struct PublisherOptions {
   DeltaEncoding encoding = DeltaEncoding::exclusive_or;
   /// If not 0, every version whose number is a multiple of it is full.
   std::uint64_t full_every = 0;
-  /// A directory of this host for a copy of the newest version, which pull_version() maintains. The next delta is
-  /// computed against it. Empty: a Publisher keeps the newest version in memory, distributed over the ranks, and
-  /// publish_version() rebuilds it from `base` and the deltas.
+  /// A directory on each host of the trainer for a copy of the newest version. Each call updates it by pull_version(),
+  /// and computes the delta against it. Empty: a Publisher keeps the newest version in memory, distributed over the
+  /// ranks. publish_version() then rebuilds it from the newest full version, or `base`, and the deltas.
   std::string base_copy = {};
-  /// Old versions are deleted if a newer full version exists, at least `keep` versions are newer, and they were
-  /// published more than `keep_for` ago. Versions from the newest full one on are never deleted.
+  /// A version is deleted if a newer full version exists, at least `keep` versions are newer, and it was published more
+  /// than `keep_for` ago. The newest full version and the versions after it are never deleted.
   std::uint64_t keep = 8;
   /// See `keep`.
   std::chrono::seconds keep_for = std::chrono::minutes(10);
-  /// Unfinished versions of processes that are proved dead are deleted. If this time is set, so are those of processes
-  /// on other hosts that have not changed for that long.
+  /// Unfinished versions are deleted if their process is known to have ended. If this time is set, those of processes
+  /// on other hosts are also deleted if they have not changed for that long.
   std::optional<std::chrono::seconds> stale_after = {};
   /// As ExportOptions::check_replicas.
   bool check_replicas = true;
@@ -113,9 +114,10 @@ class Publisher {
   /// Publishes the tensors as the next version. Collective: each rank passes its parts, as for export_model() of
   /// tensors (live_export.hpp), on the host or on a GPU. The tensors must not change during the call.
   ///
-  /// The version is a delta if its tensors have the names, dtypes and shapes of the previous version, and otherwise
-  /// full. A version without changes is an empty delta. When the call returns, the version is durable and visible in
-  /// SOURCE. Other hosts see it after the delay of their file system.
+  /// The version is full if `full` or `full_every` requests it, or if its tensors do not have the names, dtypes and
+  /// shapes of the previous version. Otherwise it is a delta. A version without changes is an empty delta. When the
+  /// call returns, the version is durable and visible in SOURCE. Other hosts see it after the delay of their file
+  /// system.
   ///
   /// The first call continues after the newest version in SOURCE. It reads that version to compute the delta.
   ///
@@ -143,9 +145,9 @@ enum class PullDurability : std::uint8_t {
 
 /// Options of pull_version().
 struct PullOptions {
-  /// The model directory that is version 0. It may be empty if SOURCE has a full version that is early enough.
+  /// The model directory that is version 0. It may be empty if the pull can begin at a full version or at `local`.
   std::string base = {};
-  /// The version to pull; unset: the newest one.
+  /// The version to pull; 0: the base; unset: the newest one, or the base if SOURCE has no version.
   std::optional<std::uint64_t> version = {};
   /// How long to wait for a version, or for files of it, that do not exist yet or that a network file system does not
   /// show yet. Zero: it must exist.
@@ -180,24 +182,26 @@ struct PullReport {
 /// same time; one of them pulls, and the others wait and find the work done.
 ///
 /// At any moment `local` is the old version or the new one, with the marker .weight_sync/state.json that SGLang reads.
-/// A process that has files of the old version open keeps them. If the call fails or is killed, `local` is unchanged.
+/// docs/reference/versions.md names the exception: file systems that cannot exchange two names. A process keeps the
+/// files of the old version that it has open. If the call fails, `local` is unchanged.
 ///
 /// All indexes and headers of the chain are checked before anything is written, and the checksums of changed tensors
 /// before the new version takes its place. Throws Error(corrupt) that names version, file and tensor if a version
-/// contradicts the format, or if its checksums do not match. Throws Error(not_found) if the version or a link of its
-/// chain does not exist, Error(timeout) if the wait for another process has ended, Error(invalid_argument) if `local`
-/// is the base, a mount point, or has files of other programs, Error(unsupported) for formats that this build cannot
-/// read, Error(out_of_space | io).
+/// contradicts the format, or if its checksums do not match. Throws Error(not_found) if the version, or a version of
+/// its chain, does not exist after `wait`. Throws Error(timeout) if another process still pulls after `lock_timeout`.
+/// Throws Error(invalid_argument) if `local` is the base, is a mount point, or has files of other programs, and also if
+/// the chain begins at the base and `base` is empty. Throws Error(unsupported) for formats that this build cannot read,
+/// and Error(out_of_space | io).
 PullReport pull_version(const std::string& source, const std::string& local, const PullOptions& options = {});
 
 /// A version in a SOURCE directory.
 struct VersionInfo {
-  std::uint64_t version = 0;                             ///< its number
-  std::string path = {};                                 ///< its directory
-  std::optional<VersionKind> kind = {};                  ///< full or delta; unset: the version cannot be read
-  std::optional<std::uint64_t> base_version = {};        ///< for a delta: the version that it changes
-  /// The full version at which the chain to this version begins; 0: the base; unset: no chain reaches it. After old
-  /// versions have been deleted, this is no defect of the deltas before the oldest full version.
+  std::uint64_t version = 0;                       ///< its number
+  std::string path = {};                           ///< its directory
+  std::optional<VersionKind> kind = {};            ///< full or delta; unset: the version cannot be read
+  std::optional<std::uint64_t> base_version = {};  ///< for a delta: the version that it changes
+  /// The full version at which the chain to this version begins; 0: the base; unset: no chain reaches it. If old
+  /// versions have been deleted, deltas before the oldest full version have no chain, and that is not a defect.
   std::optional<std::uint64_t> begins_at = {};
   std::optional<DeltaEncoding> encoding = {};            ///< for a delta
   std::string checksum_format = {};                      ///< for a delta: "xxh3-128", "adler32" or "blake3"
@@ -210,7 +214,7 @@ struct VersionInfo {
   std::string publisher = {};                            ///< host and process of rank 0; empty: not recorded
   std::optional<int> ranks = {};                         ///< number of ranks that published it; unset: not recorded
   std::string digest = {};                               ///< digest of all tensors of the version; empty: not recorded
-  std::chrono::system_clock::time_point published = {};  ///< time of the change of its directory
+  std::chrono::system_clock::time_point published = {};  ///< time of the last change of its directory
   std::vector<std::string> problems = {};                ///< defects; empty: none was found
 };
 
@@ -231,13 +235,13 @@ struct VersionLog {
   std::vector<std::string> other_names = {};     ///< other entries of the directory
   std::optional<LocalVersion> local = {};        ///< set if LogOptions::local is
   std::vector<std::string> problems = {};        ///< defects of the chain, such as a missing version
-  [[nodiscard]] bool is_sound() const noexcept;  ///< whether no version and the chain have no problems
+  [[nodiscard]] bool is_sound() const noexcept;  ///< whether neither the chain nor a version has problems
 };
 
 /// Options of read_versions().
 struct LogOptions {
-  std::string base =
-      {};  ///< the model directory that is version 0; needed for `verify` of deltas without a full version
+  /// The model directory that is version 0. `verify` needs it if version 1 is a delta.
+  std::string base = {};
   std::string local = {};  ///< a copy on this host to report on
   /// Reads all files, and compares their checksums. Deltas are applied in memory, piece by piece, and nothing is
   /// written.

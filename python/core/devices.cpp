@@ -14,21 +14,43 @@
 
 namespace muster::python {
 
-const cuda::Functions& cuda_functions() {
+namespace {
+
+/// Returns null and sets `library` if it cannot be loaded.
+const cuda::Functions* find_functions(const std::string& name, os::LoadedLibrary& library) {
   // The GIL protects it.
   static const cuda::Functions* functions = nullptr;
-  if (functions != nullptr) return *functions;
-  const std::string name = fmt::format("libmuster-cuda.so.{}", version());
-  const os::LoadedLibrary library = os::load_library(name);
+  if (functions != nullptr) return functions;
+  library = os::load_library(name);
   void* const symbol = library.handle == nullptr ? nullptr : os::find_symbol(library, cuda::functions_symbol);
-  if (symbol == nullptr)
+  if (symbol != nullptr) functions = &reinterpret_cast<cuda::GetFunctions>(symbol)();
+  return functions;
+}
+
+std::string library_name() {
+  return fmt::format("libmuster-cuda.so.{}", version());
+}
+
+}  // namespace
+
+void load_devices_if_installed() {
+  static bool has_tried = false;
+  if (std::exchange(has_tried, true)) return;
+  os::LoadedLibrary library;
+  (void)find_functions(library_name(), library);
+}
+
+const cuda::Functions& cuda_functions() {
+  const std::string name = library_name();
+  os::LoadedLibrary library;
+  const cuda::Functions* const functions = find_functions(name, library);
+  if (functions == nullptr)
     throw Error(
         ErrorKind::unsupported,
         fmt::format("tensors on GPUs need {}, which wheels do not contain. Install it next to libmuster, or copy "
                     "the tensors to the host first (.cpu()) ({})",
                     name, library.failure),
         {.path = library.file});
-  functions = &reinterpret_cast<cuda::GetFunctions>(symbol)();
   return *functions;
 }
 

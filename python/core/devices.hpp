@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors on GPUs, through libmuster-cuda, which is loaded when the first of them is used.
+// Tensors on GPUs, through libmuster-cuda, which is loaded by the first gather and by the first tensor on a GPU.
 //
 // Exchanges read tensors after the work in the default stream of their GPU (docs/reference/gpu.md, rule 2), because
 // Python names no stream. So an object that is imported first makes the default stream wait for its own stream.
@@ -11,6 +11,8 @@
 
 namespace muster::python {
 
+/// Loads libmuster-cuda if it is installed. All ranks of a gather need it, also a root that has no tensors on GPUs.
+void load_devices_if_installed();
 /// Returns the functions of libmuster-cuda. Throws Error(unsupported) with the remedy if it cannot be loaded.
 const cuda::Functions& cuda_functions();
 

@@ -182,6 +182,12 @@ nb::object capsule_of(nb::handle object, bool is_on_device) {
 
 }  // namespace
 
+bool is_on_device_by_dlpack(nb::handle object) {
+  if (!nb::hasattr(object, "__dlpack_device__")) return false;
+  const auto type = nb::cast<int>(object.attr("__dlpack_device__")()[0]);
+  return std::ranges::find(dlpack::in_host_memory, type) == dlpack::in_host_memory.end();
+}
+
 Tensor tensor_from_dlpack(nb::handle object, Devices devices) {
   const nb::object capsule = capsule_of(object, is_on_device(object, devices));
   if (PyCapsule_IsValid(capsule.ptr(), versioned_name) != 0)

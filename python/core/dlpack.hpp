@@ -66,6 +66,8 @@ inline constexpr std::uint64_t is_copied = 2;
 
 }  // namespace dlpack
 
+/// Returns whether obj.__dlpack_device__() reports a device. False if the object has no such method.
+bool is_on_device_by_dlpack(nb::handle object);
 /// Returns the tensor of obj.__dlpack__(). Its GPU, if it is on one, makes the default stream wait for the work of the
 /// producer. Throws Error(invalid_argument) if the tensor is on another device, or on a GPU without Devices::accepted,
 /// if its dtype is unknown, or if the capsule has been consumed.

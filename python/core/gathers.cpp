@@ -17,6 +17,7 @@
 #include "muster/merge_gather.hpp"
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
+#include "python/core/devices.hpp"
 #include "python/core/waiting.hpp"
 #include "src/gather/exchange.hpp"
 
@@ -70,6 +71,7 @@ bool is_second(const Dict& options, const char* name, std::string_view first, st
 Asked asked(nb::handle ranks, const Dict& options, const std::stop_source* stop) {
   Asked asked{argument_of<Ranks>(ranks, "ranks"), {}};
   if (stop != nullptr) asked.options.stop = stop->get_token();
+  load_devices_if_installed();
   if (is_second(options, "root_tensors", "borrow", "copy")) asked.options.root_tensors = RootTensors::copy;
   asked.options.writable = argument_of<bool>(options["writable"], "writable");
   if (!options["into"].is_none())

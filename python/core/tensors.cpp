@@ -112,7 +112,9 @@ Tensor tensor_of(nb::handle object, Devices devices) {
     return nb::cast<Tensor>(helper("from_torch")(object, devices == Devices::accepted));
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     if (is_of(object, "numpy")) return nb::cast<Tensor>(helper("from_numpy")(object));
-    return tensor_from_buffer(object);
+    // Arrays of CuPy and JAX have a buffer, which raises if their memory is that of a GPU.
+    if (!nb::hasattr(object, "__cuda_array_interface__") && !is_on_device_by_dlpack(object))
+      return tensor_from_buffer(object);
   }
   if (nb::hasattr(object, "__dlpack__")) return tensor_from_dlpack(object, devices);
   if (nb::hasattr(object, "__array_interface__")) return tensor_from_array_interface(object);

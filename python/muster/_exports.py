@@ -100,7 +100,8 @@ def export_model(
     Live exports: the values of the state dict are tensors, DTensors (FSDP2, tensor parallelism), the sharded tensors of
     FSDP1 and Megatron-Core, or Part, or a list of Part. Sharded values must not be gathered first. The parts of all
     ranks must cover each tensor. A tensor without a description of its part is whole; if several ranks pass it, it must
-    be equal on them. A tensor on a device is copied to the host first. `resume`, `target_layout`, `to_plan`, `job_id`,
+    be equal on them. A contiguous tensor on a GPU is read in place if libmuster-cuda is
+    installed; other tensors on devices are copied to the host first. `resume`, `target_layout`, `to_plan`, `job_id`,
     `step`, `key` and `file_pattern` are errors.
 
     Args:

@@ -11,6 +11,7 @@ Values are recognized by their attributes, so that no framework is imported:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import operator
@@ -112,13 +113,22 @@ def _converted(tensor, whole, offset):
     if _has(tensor, "data_ptr", "numel") and tensor.numel() != 0 and tensor.data_ptr() == 0:
         raise errors.InvalidArgumentError(f"{type(tensor).__name__} has no memory of its own. Pass the tensors that it consists of")
     if device != "cpu":
-        tensor = tensor.cpu()
+        tensor = _readable(tensor, device)
     whole = () if whole is None else whole
     offset = () if offset is None else offset
     # PyTorch counts pairs of elements in this dtype.
     if str(getattr(tensor, "dtype", "")) == "torch.float4_e2m1fn_x2":
         whole, offset = ((*each[:-1], each[-1] * 2) if each else () for each in (whole, offset))
     return _core.as_tensor(tensor, None, None), whole, offset
+
+
+def _readable(tensor, device):
+    """Returns a tensor on a GPU in a form that the export copies piece by piece, or else a copy on the host."""
+    if device == "cuda" and tensor.is_contiguous():
+        # libmuster-cuda may be missing, or the memory may be managed.
+        with contextlib.suppress(Exception):
+            return _core.as_tensor(tensor, None, None)
+    return tensor.cpu()
 
 
 def _parts_of_dtensor(value):

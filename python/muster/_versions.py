@@ -22,7 +22,8 @@ Durability: typing.TypeAlias = 'typing.Literal["boot", "synced"]'
 class PublishReport:
     """The result of publishing a version. Rank 0 has all fields. The other ranks have `version` and defaults.
 
-    `changed_elements` is 0 for a full version, and `reason` says why it is not a delta. `removed` has the numbers of
+    `tensors` and `bytes` are those of the model, and `changed_tensors` counts the tensors in the version. For a full
+    version, `changed_elements` is 0, and `reason` has the reason why it is not a delta. `removed` has the numbers of
     old versions that were deleted. `skipped` has (name, reason) of tensors and files that are not in the version.
     """
 
@@ -156,10 +157,10 @@ def _publisher_options(base, plan, source_layout, encoding, full_every, base_cop
 class Publisher:
     """Publishes version after version of the weights in the memory of the ranks of a group. Collective.
 
-    A version is a directory in `source`, which appears in one step. It is a delta with the tensors that have changed,
-    or a full checkpoint. The format is that of slime, miles and SGLang (docs/reference/versions.md). Each rank keeps
-    its share of the previous version in memory, unless `base_copy` is set. The publisher continues after the newest
-    version in `source`, so a restarted trainer makes a new one with the same arguments.
+    A version is a directory in `source`, which appears in one step. It is a delta with the changes since the previous
+    version, or a full checkpoint. The format is that of slime, miles and SGLang (docs/reference/versions.md). Each rank
+    keeps its share of the newest version in host memory, unless `base_copy` is set. The publisher continues after the
+    newest version in `source`, so a restarted trainer makes a new one with the same arguments.
 
     All ranks pass `source`, `base`, `group` and `base_copy`. Only rank 0 uses the other arguments.
 
@@ -167,15 +168,16 @@ class Publisher:
         source: The directory of the versions, which all hosts see. It is created if it does not exist.
         base: The model directory with which the trainer and the engines begin, version 0. All ranks can read it.
         group: A muster.Group, a process group of torch.distributed, or None for the world.
-        plan: As for export_model(). Empty: the parts state their places.
+        plan: As for export_model(). Empty: each part states its place in its tensor.
         source_layout: The layout of the ranks for the plan, as for export_model().
         encoding: The form of changes: "xor" or "overwrite", which is for tensors of less than 4 GiB.
         full_every: Every version whose number is a multiple of it is full. 0: only if a delta is not possible.
-        base_copy: A directory of this host for a copy of the newest version, with which the next one is compared.
-        keep: An old version is deleted only if this many are newer, and a newer one is full.
-        keep_for: An old version is deleted only after this many seconds.
-        stale_after: Unfinished versions of other hosts are deleted if they have not changed for this many seconds. None:
-            only those of processes of this host that have ended.
+        base_copy: A directory on each host of the trainer, for a copy of the newest version. The next version is
+            compared with it.
+        keep: A version is deleted only if at least this many versions are newer, and one of the newer ones is full.
+        keep_for: A version is deleted only if it was published more than this many seconds ago.
+        stale_after: Unfinished versions of other hosts are also deleted if they have not changed for this many seconds.
+            None: only those of processes of this host that have ended.
         check_replicas: False: equal parts of several ranks are not compared.
 
     Raises:
@@ -213,9 +215,10 @@ class Publisher:
     ) -> PublishReport:
         """Publishes the tensors as the next version. Collective: each rank passes its own.
 
-        The version is a delta if its tensors have the names, dtypes and shapes of the previous version, and otherwise
-        full. When the call returns, the version is durable and visible in `source`. The tensors must not change during
-        the call. If it fails, no version appears, and the next call may try again.
+        The version is full if `full` or `full_every` requests it, or if its tensors do not have the names, dtypes and
+        shapes of the previous version. Otherwise it is a delta. When the call returns, the version is durable and
+        visible in `source`. The tensors must not change during the call. If the call fails, no version appears, and the
+        next call may try again.
 
         Args:
             tensors: The state dict of this rank, as for a live export (export_model), or a module that has one. A rank
@@ -269,8 +272,8 @@ def publish(
 ) -> PublishReport:
     """Publishes a model, or the shards of ranks, from files as the next version. Collective: the ranks share the work.
 
-    Without `base_copy`, the previous version is computed from the base and the deltas in each call. The other arguments
-    are those of Publisher.
+    Without `base_copy`, each call computes the previous version from the newest full version, or the base, and the
+    deltas. The other arguments are those of Publisher.
 
     Args:
         model_or_shards: A model directory, a directory of rank shards, a workspace or a third-party checkpoint.
@@ -316,15 +319,15 @@ def pull(
 ) -> PullReport:
     """Brings a directory of this host to a version. Local.
 
-    Any number of processes of a host may call it at the same time: one of them pulls, and the others find the work
-    done. At any moment `local` is the old version or the new one. A process that has its files open keeps them. If the
-    call fails or is killed, `local` is unchanged.
+    Any number of processes of a host may call it at the same time: one of them pulls, and the others wait and find the
+    work done. At any moment `local` is the old version or the new one (docs/reference/versions.md names the exception).
+    A process keeps the files of the old version that it has open. If the call fails, `local` is unchanged.
 
     Args:
         source: The directory of the versions.
         local: The model directory to bring to the version. It is created if it does not exist.
-        base: The model directory that is version 0. It may be empty if `source` has a full version to begin with.
-        version: The version. None: the newest one.
+        base: The model directory that is version 0. It may be empty if the pull can begin at a full version or `local`.
+        version: The version. 0: the base. None: the newest one, or the base if `source` has no version.
         wait: How long to wait, in seconds, for the version, and for files that a network file system does not show yet.
         lock_timeout: How long to wait, in seconds, for another process of this host that pulls to the same directory.
         durability: "boot": the copy is usable until the host restarts. "synced": after a power failure, too.
@@ -335,9 +338,9 @@ def pull(
 
     Raises:
         CorruptError: A version contradicts the format, or a checksum does not match.
-        NotFoundError: The version, or a version of its chain, does not exist.
-        TimeoutError: Another process has the lock for too long.
-        InvalidArgumentError: `local` is the base, a mount point, or has files of other programs.
+        NotFoundError: The version, or a version of its chain, does not exist after `wait`.
+        TimeoutError: Another process still pulls after `lock_timeout`.
+        InvalidArgumentError: `local` is the base, a mount point, or has files of other programs; or `base` is missing.
         UnsupportedError: This build cannot read the format of a version.
         OutOfSpaceError: Disk space is insufficient.
         IoError: A system call failed.

@@ -113,6 +113,46 @@ def test_configs_and_layers():
     assert told == [[True] * 6, []]
 
 
+@pytest.mark.parametrize("destination", ["host", "device"])
+def test_a_root_that_has_no_tensor_on_a_device(destination):
+    told = run(
+        f"""
+        mine = {{"a": OnDevice(np.full(100, rank, "f4"))}} if rank else None
+        with muster.get_configs_parallel(mine, None, group, destination={destination!r}) as configs:
+            tell([each and [each["a"].device, each["a"].copy_to_host().tolist() == [number] * 100] for number, each in enumerate(configs)])
+        """,
+        3,
+    )
+    device = {"host": "host", "device": "cuda:0"}[destination]
+    assert told == [[None, [device, True], [device, True]], [], []]
+
+
+def test_an_array_of_a_device_that_also_has_a_buffer():
+    told = run(
+        """
+        class WithBuffer(bytearray):
+            pass
+        class WithDLPack(WithBuffer):
+            def __dlpack_device__(self):
+                return self.there.__dlpack_device__()
+            def __dlpack__(self, **options):
+                return self.there.__dlpack__(**options)
+        found = []
+        for mine, there in ((WithBuffer(12), OnDevice(np.arange(3, dtype="f4"))), (WithDLPack(12), ByDLPack(np.arange(3, dtype="f4")))):
+            if isinstance(mine, WithDLPack):
+                mine.there = there
+            else:
+                mine.__cuda_array_interface__ = there.__cuda_array_interface__
+            tensor = muster.as_tensor(mine)
+            found.append([tensor.device, tensor.copy_to_host().tolist(), *failure(lambda: muster.ProcessGroup(group).all_reduce(mine))])
+        tell(found)
+        """,
+        1,
+    )[0]
+    for device, elements, kind, words in told:
+        assert (device, elements, kind) == ("cuda:0", [0.0, 1.0, 2.0], "InvalidArgumentError") and "copy it to the host" in words, told
+
+
 def test_a_tensor_on_a_device():
     told = run(
         """
@@ -147,6 +187,42 @@ def test_a_tensor_on_a_device():
     assert told[1:7] == [[[4, 6], "<f4", None, 3, 1], True, True, True, [24, 4], [1, 1]]
     assert [kind for kind, _ in told[7]] == ["InvalidArgumentError"] * 3 + ["BufferError"] * 3, told[7]
     assert told[8:] == [False, False]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("wait", [True, False])
+def test_live_exports_read_tensors_of_devices_where_they_are(tmp_path, wait, size):
+    told = run(
+        f"""
+        import glob
+        class Device:
+            type = "cuda"
+        class OfTorch(OnDevice):
+            device = Device
+            is_whole = True
+            def is_contiguous(self):
+                return self.is_whole
+            def cpu(self):
+                assert not self.is_whole
+                return np.full((3, 5), 7, "i4")
+        state = {{f"rank{{rank}}.w{{i}}": OfTorch(np.arange(1000 * i, dtype="f4") + rank) for i in range(1, 5)}}
+        state["copied"] = OfTorch(np.zeros(3, "f4"))
+        state["copied"].is_whole = False
+        here = {{name: np.full((3, 5), 7, "i4") if name == "copied" else np.arange(1000 * int(name[-1]), dtype="f4") + rank for name in state}}
+        hashes = [muster.fingerprint(each, group=group)["hash"] for each in (state, here)]
+        work = muster.export_model(state, {str(tmp_path / "out")!r}, "", group, wait={wait})
+        if not {wait}:
+            state.clear()
+            work.get()
+        if rank == 0:
+            found = {{}}
+            for path in glob.glob({str(tmp_path / "out/*.safetensors")!r}):
+                found.update(muster.load_safetensors(path))
+            tell([hashes[0] == hashes[1], len(found), found["copied"].tolist() == [[7] * 5] * 3, all(np.array_equal(found[f"rank{{r}}.w{{i}}"].numpy(), np.arange(1000 * i, dtype="f4") + r) for i in range(1, 5) for r in range(size))])
+        """,
+        size,
+    )[0]
+    assert told == [True, 1 + 4 * size, True, True]
 
 
 def test_calls_that_take_no_tensors_of_devices():

@@ -13,8 +13,11 @@
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/model/model_files.hpp"
+#include "src/formats/safetensors.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
+#include "src/os/file.hpp"
+#include "src/os/process.hpp"
 #include "src/os/publish.hpp"
 #include "src/versions/delta_codec.hpp"
 
@@ -57,15 +60,33 @@ VersionFiles files_of(const std::string& path) {
   return {files_in(path)};
 }
 
-/// Returns OpenVersion::index_digest. For a full version without an index, the file and its time identify the version.
-std::string index_digest_of(const std::string& path) {
+/// Returns OpenVersion::index_digest. The index of Muster has the digests of the files. The indexes of other programs
+/// may be equal in two runs, so their files identify the version: sizes, times, and headers, which have the checksums.
+std::string index_digest_of(const std::string& path, const VersionFiles& files, const std::string& text, bool is_own) {
+  std::string all = text;
+  for (const std::string& name : files.names) {
+    if (is_own || !is_weight_name(name)) continue;
+    const std::string file = join_path(path, name);
+    const auto status = os::file_status(file, os::Links::followed);
+    if (!status) continue;
+    all += fmt::format("{} {} {}\n", in_quotes(name), status->bytes, status->changed.time_since_epoch().count());
+    const os::ReadableFile opened = os::ReadableFile::open(file);
+    std::uint64_t length = 0;
+    if (opened.bytes() < sizeof length) continue;
+    opened.read_at(0, std::as_writable_bytes(std::span(&length, 1)));
+    std::string head(std::min({length, max_safetensors_header, opened.bytes() - sizeof length}), '\0');
+    opened.read_at(sizeof length, std::as_writable_bytes(std::span(head)));
+    all += head;
+  }
+  return digest_of_text(all);
+}
+
+std::string index_digest_of(const std::string& path, std::uint64_t version) {
   const VersionFiles files = files_of(path);
-  if (files.has_index())
-    return digest_of_text(read_text(join_path(path, std::string(model_index_name)), longest_index));
-  const auto status = os::file_status(join_path(path, std::string(model_file_name)), os::Links::followed);
-  if (!status) return {};
-  return digest_of_text(
-      fmt::format("{} {} {}", model_file_name, status->bytes, status->changed.time_since_epoch().count()));
+  if (!files.has_index()) return index_digest_of(path, files, {}, false);
+  const std::string name = join_path(path, std::string(model_index_name));
+  const std::string text = read_text(name, longest_index);
+  return index_digest_of(path, files, text, parse_version_index(text, name, version).own.has_value());
 }
 
 class Opening {
@@ -80,7 +101,7 @@ class Opening {
         throw file_error(ErrorKind::not_found, doing_of(version), version_.path,
                          fmt::format("it has no {}, so its publisher has not completed it", model_index_name));
       version_.index.version = version;
-      version_.index_digest = index_digest_of(version_.path);
+      version_.index_digest = index_digest_of(version_.path, files_, {}, false);
     }
   }
 
@@ -88,6 +109,7 @@ class Opening {
     std::set<std::string> names;
     for (const auto& [tensor, file] : version_.index.weights) names.insert(file);
     if (!files_.has_index()) names.insert(std::string(model_file_name));
+    os::allow_more_open_files(names.size());
     for (const std::string& name : names) open_file(name);
     if (version_.index.own)
       for (const auto& [name, facts] : version_.index.own->files)
@@ -112,7 +134,7 @@ class Opening {
     const std::string path = join_path(version_.path, std::string(model_index_name));
     const std::string text = read_text(path, longest_index);
     version_.index = parse_version_index(text, path, version);
-    version_.index_digest = digest_of_text(text);
+    version_.index_digest = index_digest_of(version_.path, files_, text, version_.index.own.has_value());
     for (const auto& [tensor, file] : version_.index.weights) file_of_.emplace(tensor, file);
   }
 
@@ -177,6 +199,9 @@ class ChainSearch {
   ChainSearch(const std::string& source, const ChainRequest& request)
       : source_(source), request_(request), deadline_(os::Clock::now() + request.wait) {}
 
+  /// Waits until the target exists.
+  void wait() { (void)find_target(); }
+
   Chain run() {
     Chain chain;
     chain.target = find_target();
@@ -236,6 +261,9 @@ class ChainSearch {
   std::uint64_t find_target() {
     if (request_.target == 0) return 0;
     wait_for_source();
+    if (!os::file_status(source_, os::Links::followed))
+      throw file_error(ErrorKind::not_found, "reading versions", source_,
+                       "the directory does not exist. Check the path, or wait for the first version (--wait)");
     const bool is_network = os::file_system_of(source_).is_network;
     workspace::Pauses pauses(is_network);
     for (;;) {
@@ -246,7 +274,10 @@ class ChainSearch {
       if (request_.check) request_.check();
       pauses.sleep(os::Clock::next_sleep(deadline_));
     }
-    if (!request_.target && request_.has_base) return 0;
+    // A copy of a version is not replaced by the base: its trainer may be restarting.
+    if (!request_.target && request_.has_base && request_.wait.count() == 0 &&
+        (!request_.local || request_.local->version == 0))
+      return 0;
     const std::string words =
         request_.target
             ? fmt::format("version {} does not exist, or its publisher has not completed it", *request_.target)
@@ -271,8 +302,7 @@ class ChainSearch {
 
   [[nodiscard]] bool is_complete(std::uint64_t version) const {
     try {
-      const VersionFiles files = files_of(join_path(source_, version_name(version)));
-      return files.has_index() || files.is_single_file();
+      return versions::is_complete(source_, version);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::not_found) return false;  // it was deleted a moment ago
       throw;
@@ -284,10 +314,10 @@ class ChainSearch {
     if (!request_.local || request_.local->version != version) return false;
     if (!chain.deltas.empty() && chain.deltas.back().index.own && chain.deltas.back().index.own->before)
       return *chain.deltas.back().index.own->before == request_.local->state;
-    if (version == 0) return request_.base_digest.empty() || request_.base_digest == request_.local->index_digest;
+    if (version == 0) return !request_.base_digest.empty() && request_.base_digest == request_.local->index_digest;
     if (request_.local->index_digest.empty() || !is_listed(version)) return false;
     try {
-      return index_digest_of(join_path(source_, version_name(version))) == request_.local->index_digest;
+      return index_digest_of(join_path(source_, version_name(version)), version) == request_.local->index_digest;
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::not_found || error.kind() == ErrorKind::corrupt) return false;
       throw;
@@ -324,7 +354,17 @@ class ChainSearch {
   VersionNames names_;
 };
 
-void check_frame(const OpenVersion& delta, const TensorEntry& target, const TensorPlace& place) {
+/// Returns the size of the window that a frame states in its header, which has at least 6 bytes (RFC 8878, 3.1.1.1).
+std::uint64_t window_of(std::span<const std::byte> head, std::uint64_t content) {
+  constexpr std::byte is_single_segment{0x20};
+  if ((head[4] & is_single_segment) != std::byte{0}) return content;
+  const auto window = std::to_integer<std::uint64_t>(head[5]);
+  const std::uint64_t base = std::uint64_t{1024} << (window >> 3U);
+  return base + base / 8 * (window & 7U);
+}
+
+/// Returns the memory that decoding needs.
+std::uint64_t check_frame(const OpenVersion& delta, const TensorEntry& target, const TensorPlace& place) {
   const SafetensorsFile& file = delta.files[place.file];
   const TensorEntry& frame = file.tensors()[place.index];
   std::array<std::byte, frame_head_bytes> head{};
@@ -339,11 +379,17 @@ void check_frame(const OpenVersion& delta, const TensorEntry& target, const Tens
   if (is_overwrite && target.bytes >= most_overwritten_bytes)
     wrong(fmt::format("it has {} bytes, and the encoding \"overwrite\" can address less than {}", target.bytes,
                       most_overwritten_bytes));
-  if (size == ZSTD_CONTENTSIZE_UNKNOWN) return;
+  const std::uint64_t window = window_of(head, size);
+  if (window > std::uint64_t{1} << largest_window_log)
+    wrong(fmt::format("its zstd frame needs a window of {} bytes, and at most {} are accepted", window,
+                      std::uint64_t{1} << largest_window_log));
+  const std::uint64_t memory = (window + decoder_bytes) * (is_overwrite ? 2 : 1);
+  if (size == ZSTD_CONTENTSIZE_UNKNOWN) return memory;
   const bool fits = is_overwrite ? size >= overwrite_head && (size - overwrite_head) % overwrite_item == 0 &&
                                        (size - overwrite_head) / overwrite_item <= target.bytes
                                  : size == target.bytes;
   if (!fits) wrong(fmt::format("its changes have {} bytes, which does not fit its {} bytes", size, target.bytes));
+  return memory;
 }
 
 }  // namespace
@@ -375,7 +421,8 @@ OpenVersion open_version(const std::string& source, std::uint64_t version) {
   return Opening(source, version).run();
 }
 
-void check_deltas(std::span<const OpenVersion> deltas, const std::vector<TensorEntry>& tensors) {
+std::uint64_t check_deltas(std::span<const OpenVersion> deltas, const std::vector<TensorEntry>& tensors) {
+  std::uint64_t memory = decoder_bytes;
   std::unordered_map<std::string_view, const TensorEntry*> targets;
   targets.reserve(tensors.size());
   for (const TensorEntry& entry : tensors) targets.emplace(entry.name, &entry);
@@ -386,8 +433,18 @@ void check_deltas(std::span<const OpenVersion> deltas, const std::vector<TensorE
         refuse(delta.number(), delta.files[place.file].path(),
                fmt::format("tensor {}: the version before it does not have this tensor. Is the base the right model?",
                            in_quotes(name)));
-      check_frame(delta, *target->second, place);
+      memory = std::max(memory, check_frame(delta, *target->second, place));
     }
+  return memory;
+}
+
+void wait_for_target(const std::string& source, const ChainRequest& request) {
+  ChainSearch(source, request).wait();
+}
+
+bool is_complete(const std::string& source, std::uint64_t version) {
+  const VersionFiles files = files_of(join_path(source, version_name(version)));
+  return files.has_index() || files.is_single_file();
 }
 
 Chain open_chain(const std::string& source, const ChainRequest& request) {
@@ -486,8 +543,8 @@ std::uint64_t FoldedReader::delta_bytes() const noexcept {
   return state_->delta_bytes;
 }
 
-std::size_t deltas_at_once(std::size_t threads) noexcept {
-  return std::max<std::size_t>(1, decoders_budget / decoder_bytes / std::max<std::size_t>(threads, 1));
+std::size_t deltas_at_once(std::size_t threads, std::uint64_t memory) noexcept {
+  return std::max<std::uint64_t>(1, decoders_budget / memory / std::max<std::size_t>(threads, 1));
 }
 
 }  // namespace muster::versions

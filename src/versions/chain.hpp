@@ -58,8 +58,9 @@ VersionNames list_versions(const std::string& source);
 OpenVersion open_version(const std::string& source, std::uint64_t version);
 
 /// Checks that the deltas fit the tensors before them: each of their tensors exists there, and its frame states a
-/// length that fits the tensor. Reads the first bytes of each frame. Throws Error(corrupt | io).
-void check_deltas(std::span<const OpenVersion> deltas, const std::vector<TensorEntry>& tensors);
+/// length that fits the tensor. Reads the first bytes of each frame. Returns the memory that the
+/// decoder of one tensor of one delta needs at most. Throws Error(corrupt | io).
+std::uint64_t check_deltas(std::span<const OpenVersion> deltas, const std::vector<TensorEntry>& tensors);
 
 /// The local copy as a possible beginning.
 struct LocalBeginning {
@@ -88,6 +89,12 @@ struct ChainRequest {
   std::chrono::milliseconds wait{0};  ///< for versions and files that are not visible yet
   std::function<void()> check = {};   ///< called while waiting; may throw
 };
+/// Waits until the target exists, at most for ChainRequest::wait. Throws Error(not_found) if it does not.
+void wait_for_target(const std::string& source, const ChainRequest& request);
+/// Whether the publisher of a version has completed it: it has an index, or is a single file. Throws Error(not_found |
+/// io).
+bool is_complete(const std::string& source, std::uint64_t version);
+
 /// Finds and opens the chain. If the local copy has the target already, the chain has no deltas and begins there. The
 /// local copy is the beginning only if the versions prove that it belongs to them: by the digests that Muster records,
 /// or by the index of its version. Throws as open_version, Error(not_found) if the target or a version of the chain is
@@ -121,7 +128,7 @@ class FoldedReader {
 };
 
 /// Returns how many deltas one FoldedReader may have, so that `threads` of them stay within the memory of a pull.
-std::size_t deltas_at_once(std::size_t threads) noexcept;
+std::size_t deltas_at_once(std::size_t threads, std::uint64_t memory) noexcept;
 
 /// The size of the pieces in which tensors are read and written: a multiple of every element size.
 inline constexpr std::uint64_t piece_bytes = std::uint64_t{256} << 10;

@@ -20,8 +20,13 @@ namespace {
 static_assert(std::endian::native == std::endian::little);
 
 constexpr int level = 1;
+// Changes are noise: a larger window does not compress them better, and the windows of all deltas of a chain would not
+// fit into the caches of the puller.
+constexpr int window_log = 17;
 constexpr std::size_t input_bytes = 128 << 10;
 constexpr std::size_t zero_bytes = 64 << 10;
+// Positions and values of a tensor are in memory until its number of changes is known.
+constexpr std::size_t most_overwrites = std::size_t{64} << 20;
 constexpr std::uint64_t position_bytes = sizeof(std::uint32_t);
 
 [[noreturn]] void refuse(const std::string& words) {
@@ -79,6 +84,21 @@ std::uint64_t exclusive_or(std::span<const std::byte> new_bytes, std::span<std::
   return count;
 }
 
+/// Changes the bytes, without counting.
+void change(std::span<const std::byte> changes, std::span<std::byte> bytes) noexcept {
+  using Words [[gnu::vector_size(32)]] = std::uint64_t;
+  std::size_t at = 0;
+  for (; at + sizeof(Words) <= bytes.size(); at += sizeof(Words)) {
+    Words words;
+    Words others;
+    std::memcpy(&words, bytes.data() + at, sizeof words);
+    std::memcpy(&others, changes.data() + at, sizeof others);
+    words ^= others;
+    std::memcpy(bytes.data() + at, &words, sizeof words);
+  }
+  for (; at < bytes.size(); ++at) bytes[at] ^= changes[at];
+}
+
 std::uint64_t exclusive_or(std::span<const std::byte> new_bytes, std::span<std::byte> old_bytes,
                            std::uint64_t element_bytes) noexcept {
   switch (element_bytes) {
@@ -103,6 +123,7 @@ DeltaEncoder::DeltaEncoder(DeltaEncoding encoding, Append append)
     : encoding_(encoding), append_(std::move(append)), context_(ZSTD_createCCtx()), output_(ZSTD_CStreamOutSize()) {
   if (!context_) throw std::bad_alloc();
   check(ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_compressionLevel, level), "setting up zstd");
+  check(ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_windowLog, window_log), "setting up zstd");
   check(ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_contentSizeFlag, 1), "setting up zstd");
 }
 DeltaEncoder::~DeltaEncoder() = default;
@@ -153,6 +174,11 @@ void DeltaEncoder::add(std::span<const std::byte> new_bytes, std::span<std::byte
   const bool differs = changed != 0;
   changed_ += changed;
   if (encoding_ == DeltaEncoding::overwrite) {
+    if (positions_.size() + old_bytes.size() > most_overwrites)
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("more than {} of its bytes have changed, which is too much for the encoding "
+                              "\"overwrite\". Use the encoding \"xor\", or publish a full version",
+                              positions_.size()));
     for (std::size_t at = 0; differs && at < old_bytes.size(); ++at) {
       if (old_bytes[at] == std::byte{0}) continue;
       positions_.push_back(static_cast<std::uint32_t>(done_ + at));
@@ -182,12 +208,50 @@ bool DeltaEncoder::end() {
   return true;
 }
 
+namespace {
+
+/// The contexts that a thread uses again, because making one for each of many small tensors would take longer than
+/// decoding them.
+class SpareContexts {
+ public:
+  SpareContexts() { contexts_.reserve(most); }
+  SpareContexts& operator=(SpareContexts&&) = delete;
+  ~SpareContexts() {
+    for (ZSTD_DCtx_s* context : contexts_) ZSTD_freeDCtx(context);
+  }
+  ZSTD_DCtx_s* take() noexcept {
+    if (contexts_.empty()) return ZSTD_createDCtx();
+    ZSTD_DCtx_s* const context = contexts_.back();
+    contexts_.pop_back();
+    return context;
+  }
+  void give_back(ZSTD_DCtx_s* context) noexcept {
+    // A context keeps the memory of the largest window that it has seen.
+    if (contexts_.size() < most && ZSTD_sizeof_DCtx(context) <= decoder_bytes &&
+        ZSTD_isError(ZSTD_DCtx_reset(context, ZSTD_reset_session_and_parameters)) == 0)
+      contexts_.push_back(context);
+    else
+      ZSTD_freeDCtx(context);
+  }
+
+ private:
+  static constexpr std::size_t most = 32;
+  std::vector<ZSTD_DCtx_s*> contexts_;
+};
+
+SpareContexts& spare_contexts() {
+  static thread_local SpareContexts contexts;
+  return contexts;
+}
+
+}  // namespace
+
 void FrameReader::Free::operator()(ZSTD_DCtx_s* context) const noexcept {
-  ZSTD_freeDCtx(context);
+  spare_contexts().give_back(context);
 }
 
 FrameReader::FrameReader(formats::ReadAt read, std::uint64_t bytes)
-    : read_(std::move(read)), bytes_(bytes), context_(ZSTD_createDCtx()) {
+    : read_(std::move(read)), bytes_(bytes), context_(spare_contexts().take()) {
   if (!context_) throw std::bad_alloc();
   check(ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, largest_window_log), "setting up zstd");
 }
@@ -321,7 +385,7 @@ void DeltaDecoder::apply(std::span<std::byte> piece) {
   } else {
     memory_.resize(piece.size());
     changes_->read(memory_);
-    (void)exclusive_or(memory_, piece, 1);
+    change(memory_, piece);
   }
   done_ += piece.size();
 }

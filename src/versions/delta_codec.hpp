@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The changes of one tensor as one zstd frame of level 1. Both directions work piece by piece, in the order of the
-// tensor, with memory for pieces only.
+// tensor, with memory for pieces only. The encoder of overwrites is an exception: it keeps five bytes for each changed
+// byte of a tensor.
 //
 //  xor        the new bytes XOR the old ones, as long as the tensor
 //  overwrite  u32 count, ascending u32 positions of changed bytes, one new byte per position; little-endian
@@ -85,6 +86,7 @@ class FrameReader {
   void end();
 
  private:
+  /// Gives the context back for the next frame that this thread reads.
   struct Free {
     void operator()(ZSTD_DCtx_s* context) const noexcept;
   };

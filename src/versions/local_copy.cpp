@@ -120,7 +120,9 @@ CopyRecord parse_record(std::string_view text) {
     const Config all = parse_json(text);
     if (const std::uint64_t format = all.at("muster_copy").as_uint(); format != record_format)
       throw Error(ErrorKind::version,
-                  fmt::format("the record has format {}, this is format {}", format, record_format));
+                  fmt::format("the record has format {}, and this Muster reads format {}. Update Muster, or continue: "
+                              "the pull makes a new record",
+                              format, record_format));
     CopyRecord record;
     record.version = all.at("version").as_uint();
     record.stream = all.at("stream").as_string();

@@ -16,8 +16,8 @@
 //     device, whose number may be another one afterwards.
 //  3. A record of PullDurability::boot is void after a reboot, because nobody has synced the files.
 //
-// A program that changes a mapped file in memory (tmpfs) leaves its times unchanged. Then the checksums of the next
-// version do not match, and the copy is seeded again.
+// A program that changes a mapped file in memory (tmpfs) leaves its times unchanged. If a tensor that it changed is in
+// a later version, the checksums do not match, and the copy is seeded again. Other changes are not noticed.
 
 #include <chrono>
 #include <cstdint>

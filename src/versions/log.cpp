@@ -185,7 +185,7 @@ class LogReading {
 
   static void check_frames(LoggedVersion& version, const std::vector<TensorEntry>& tensors) {
     try {
-      check_deltas(std::span(&*version.open, 1), tensors);
+      (void)check_deltas(std::span(&*version.open, 1), tensors);
     } catch (const Error& error) {
       if (!is_finding(error)) throw;
       version.info.problems.emplace_back(error.what());
@@ -312,7 +312,8 @@ class LogReading {
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::ranges::stable_sort(order, std::greater(), [&](std::size_t i) { return begin.tensors()[i].bytes; });
     parallel_for(order.size(), workers, [&](std::size_t at, std::size_t worker) {
-      fold(segment, begin, order[at], usable, deltas_at_once(workers), memory[worker], digests, &progress);
+      fold(segment, begin, order[at], usable, deltas_at_once(workers, decoder_bytes), memory[worker], digests,
+           &progress);
     });
     compare_states(segment, begin, digests);
     for (std::size_t at = digests.known; at < segment.deltas.size(); ++at)

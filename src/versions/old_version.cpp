@@ -10,8 +10,12 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "muster/log.hpp"
 #include "src/base/escaped.hpp"
+#include "src/checkpoint/model/model_files.hpp"
 #include "src/core/thread_pool.hpp"
+#include "src/os/clock.hpp"
+#include "src/workspace/discovery.hpp"
 
 namespace muster::versions {
 
@@ -74,12 +78,13 @@ std::unordered_map<std::string, std::size_t> places_in(const TensorSource& sourc
 }
 
 /// Writes the tensor that `reader` reads to `target`. Each piece is read before it is overwritten.
-void fold_into(FoldedReader& reader, std::span<std::byte> target) {
+void fold_into(FoldedReader& reader, std::span<std::byte> target, const std::function<void()>& check) {
   std::vector<std::byte> piece(std::min<std::uint64_t>(piece_bytes, target.size()));
   while (!target.empty()) {
     const auto now = std::span(piece).first(std::min(piece.size(), target.size()));
     reader.next(now);
     std::memcpy(target.data(), now.data(), now.size());
+    if (check) check();
     target = target.subspan(now.size());
   }
   reader.end();
@@ -110,7 +115,8 @@ void OldVersion::select(OldPlace place, std::uint64_t version) {
 void OldVersion::load() {
   if (begin_) return;
   const std::uint64_t version = version_.value();
-  Chain chain = open_chain(place_.source, {.target = version, .has_base = !place_.base.empty(), .wait = place_.wait});
+  Chain chain = open_chain(
+      place_.source, {.target = version, .has_base = !place_.base.empty(), .wait = place_.wait, .check = place_.check});
   if (const OpenVersion* const last = chain.last(); last != nullptr) facts_ = last->index.own;
   if (chain.full) newest_full_ = chain.full->number();
   std::shared_ptr<const TensorSource> begin;
@@ -119,13 +125,22 @@ void OldVersion::load() {
     chain.deltas.clear();
   } else {
     begin = chain.full ? tensors_of_version(*chain.full) : tensors_of_model(place_.base);
-    check_deltas(chain.deltas, begin->tensors());
+    (void)check_deltas(chain.deltas, begin->tensors());
   }
   specs_.clear();
   for (const TensorEntry& entry : begin->tensors()) specs_[entry.name] = {entry.dtype, entry.shape};
   deltas_ = std::move(chain.deltas);
   places_ = places_in(*begin);
   begin_ = std::move(begin);
+}
+
+void OldVersion::load_facts() noexcept {
+  if (facts_ || version_.value_or(0) == 0) return;
+  try {
+    facts_ = open_version(place_.source, *version_).index.own;
+  } catch (const std::exception& error) {
+    log(LogLevel::info, fmt::format("version {} begins a new stream: {}", *version_ + 1, error.what()));
+  }
 }
 
 const std::map<std::string, TensorSpec>& OldVersion::specs() {
@@ -153,10 +168,16 @@ std::unique_ptr<FoldedReader> OldVersion::reader(const std::string& name, bool i
 void OldVersion::advance(const std::vector<std::string>& names, std::map<std::string, TensorSpec> specs,
                          const OwnFacts& facts) {
   try {
-    const OpenVersion next = open_version(place_.source, version_.value() + 1);
+    std::optional<OpenVersion> opened;
+    workspace::patiently(join_path(place_.source, version_name(version_.value() + 1)),
+                         {.deadline = os::Clock::now() + place_.wait, .check = place_.check},
+                         [&] { opened.emplace(open_version(place_.source, version_.value() + 1)); });
+    const OpenVersion& next = *opened;
     const bool is_full = next.index.kind == VersionKind::full;
     auto kept = std::make_unique<Kept>();
-    if (kept_ && !is_full) std::swap(kept, kept_);
+    // All tensors of a full version are read again: two copies in memory might be too many.
+    if (is_full) kept_.reset();
+    if (kept_) std::swap(kept, kept_);
     kept->retain({names.begin(), names.end()});
     // For tensors that are not in memory: where they begin, and the deltas after that.
     const std::shared_ptr<const TensorSource> from = is_full ? tensors_of_version(next) : begin_;
@@ -183,7 +204,7 @@ void OldVersion::advance(const std::vector<std::string>& names, std::map<std::st
       const std::string& name = kept->tensors()[task.place].name;
       FoldedReader reader(task.is_new ? *from : *kept, task.is_new ? places_.at(name) : task.place,
                           task.is_new ? std::span<const OpenVersion>(all) : std::span(&next, 1), false);
-      fold_into(reader, kept->bytes(task.place));
+      fold_into(reader, kept->bytes(task.place), place_.check);
     });
     kept_ = std::move(kept);
     begin_.reset();

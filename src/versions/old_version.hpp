@@ -3,7 +3,9 @@
 // The version before the one that is published: its tensors on one rank. Their bytes are in memory, in a copy of the
 // version, or are computed from the beginning of the chain and its deltas.
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,6 +29,7 @@ struct OldPlace {
   std::string base = {};
   std::string copy = {};              ///< a directory that has the version; empty: there is none
   std::chrono::milliseconds wait{0};  ///< for files that other hosts wrote
+  std::function<void()> check = {};   ///< called during long work, on any thread; may throw
 };
 
 /// Not thread-safe, except for reader().
@@ -38,6 +41,9 @@ class OldVersion {
 
   /// Selects the version. If it is another one than advance() made, everything is forgotten.
   void select(OldPlace place, std::uint64_t version);
+  /// Sets facts(), without the rest of the chain: for a full version, which does not need the old one. If the version
+  /// cannot be read, there are none.
+  void load_facts() noexcept;
   /// Returns its tensors by name. Opens the version if necessary. Throws as open_chain.
   const std::map<std::string, TensorSpec>& specs();
   /// Returns what its publisher recorded; nullopt for the base, and for publishers other than Muster. Call specs()

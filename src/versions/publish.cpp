@@ -38,10 +38,12 @@
 #include "src/checkpoint/assembly/shard_set.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/core/thread_pool.hpp"
+#include "src/group/error_propagation.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/process.hpp"
 #include "src/os/publish.hpp"
 #include "src/trace/span.hpp"
+#include "src/versions/pull.hpp"
 #include "src/versions/version_file.hpp"
 
 namespace muster {
@@ -117,13 +119,17 @@ void make_source(const std::string& source) {
 class Publishing {
  public:
   Publishing(Group& group, std::string source, const PublisherOptions& options, const PublishOptions& publish,
-             OldVersion& old, std::optional<std::uint64_t> expected_old)
+             OldVersion& old, std::optional<std::uint64_t> expected_old, bool is_kept)
       : group_(group::inside(group)),
         source_(std::move(source)),
         options_(options),
         publish_(publish),
         old_(old),
-        expected_old_(expected_old) {}
+        expected_old_(expected_old),
+        is_kept_(is_kept) {}
+
+  /// Whether all ranks keep the version in memory, after run().
+  [[nodiscard]] bool is_kept() const noexcept { return is_kept_; }
 
   /// `request` and `open` are those of an export. `keeps` : step 6 keeps the tensors in memory.
   PublishReport run(Request request, ExportRun::Open open, bool keeps) {
@@ -143,6 +149,9 @@ class Publishing {
     hand_out_plan();
     write(run);
     gather_files();
+    // From here on, a stop request of a rank other than 0 is too late: rank 0 may be about to rename.
+    agree_on(group_, "publish: collecting digests", [] {});
+    if (!is_first()) is_published_ = true;
     agree_on(group_, "publish: finishing", [&] {
       if (is_first()) finish();
     });
@@ -173,33 +182,70 @@ class Publishing {
     agree_on(group_, "publish: finding the newest version", [&] {
       if (options_.base.empty())
         throw Error(ErrorKind::invalid_argument,
-                    "publish: there is no base. Pass the model that is version 0 (--base)");
+                    "publish: the base is missing. Pass the model that is version 0 (--base)");
       if (!is_first()) return;
       make_source(source_);
       newest = newest_version();
     });
-    ByteWriter out;
-    out.values(newest);
-    const std::vector<std::byte> bytes = from_first(out.take(), {.phase = "publish: finding the newest version"});
-    ByteReader in(bytes, "the number of the newest version");
-    in.values(newest);
-    in.end();
+    // A full version does not need the old one, so it also ends a chain that is damaged.
+    std::uint8_t is_full = is_first() && !reason_by_choice(newest + 1).empty() ? 1 : 0;
+    group::or_fail(group_, [&] {
+      ByteWriter out;
+      out.values(newest, is_full);
+      const std::vector<std::byte> bytes = from_first(out.take(), {.phase = "publish: finding the newest version"});
+      ByteReader in(bytes, "the number of the newest version");
+      in.values(newest, is_full);
+      in.end();
+    });
     plan_.version = newest + 1;
     agree_on(group_, "publish: opening the previous version", [&] {
-      OldPlace place{source_, options_.base, {}, patience()};
-      if (!options_.base_copy.empty()) {
-        (void)pull_version(source_, options_.base_copy,
-                           {.base = options_.base, .version = newest, .wait = place.wait, .stop = publish_.stop});
+      const auto check = [this] { go_on(group_); };
+      OldPlace place{source_, options_.base, {}, patience(), check};
+      if (is_full == 0 && !options_.base_copy.empty()) {
+        (void)pull_for(source_, options_.base_copy,
+                       {.base = options_.base, .version = newest, .wait = place.wait, .stop = publish_.stop}, check);
         place.copy = options_.base_copy;
       }
       old_.select(std::move(place), newest);
-      if (is_first()) (void)old_.specs();
+      if (!is_first()) return;
+      if (is_full != 0)
+        old_.load_facts();
+      else
+        (void)old_.specs();
     });
   }
 
-  [[nodiscard]] std::uint64_t newest_version() const {
+  // The reason why version `version` is full, if that does not depend on its tensors; otherwise empty.
+  [[nodiscard]] std::string reason_by_choice(std::uint64_t version) const {
+    if (publish_.full) return "it was requested";
+    if (options_.full_every != 0 && version % options_.full_every == 0)
+      return fmt::format("every {} versions, one is full", options_.full_every);
+    return {};
+  }
+
+  static std::string own_name() {
+    const os::ProcessIdentity self = os::own_identity();
+    return fmt::format("{} {}", self.host, self.pid);
+  }
+
+  // Whether this process has published a version, although the call seemed to fail.
+  [[nodiscard]] bool is_own(std::uint64_t version) const {
+    const std::optional<OwnFacts> own = open_version(source_, version).index.own;
+    return own && own->publisher == own_name();
+  }
+
+  [[nodiscard]] std::uint64_t newest_version() {
     const VersionNames names = list_versions(source_);
     const std::uint64_t newest = names.versions.empty() ? 0 : names.versions.back();
+    if (newest >= last_version)
+      throw file_error(ErrorKind::invalid_argument, "publishing", join_path(source_, version_name(newest)),
+                       "no version can follow it. If it is not a version of this model, delete it");
+    if (newest != 0 && !is_complete(source_, newest))
+      throw file_error(ErrorKind::invalid_argument, "publishing", join_path(source_, version_name(newest)),
+                       fmt::format("it has no {}, so another program is writing it, or was killed. End that program, "
+                                   "and delete the directory",
+                                   model_index_name));
+    if (expected_old_ && newest == *expected_old_ + 1 && is_own(newest)) expected_old_.reset();
     if (expected_old_ && newest != *expected_old_)
       throw file_error(ErrorKind::invalid_argument, "publishing", source_,
                        fmt::format("another publisher has published version {} after {} of this one. Only one trainer "
@@ -230,7 +276,8 @@ class Publishing {
     report_.reason = reason_for_full();
     plan_.kind = report_.reason.empty() ? VersionKind::delta : VersionKind::full;
     plan_.encoding = options_.encoding;
-    if (plan_.kind == VersionKind::delta) plan_.digests_old = expected_old_ || has_verified_copy() ? 0 : 1;
+    if (plan_.kind == VersionKind::delta)
+      plan_.digests_old = (expected_old_ && is_kept_) || has_verified_copy() ? 0 : 1;
     config_text_ = job.config_text;
     if (plan_.kind == VersionKind::full) {
       carried_ = extra_files_of(options_.base);
@@ -240,7 +287,7 @@ class Publishing {
     const std::string path = join_path(source_, version_name(plan_.version));
     if (os::file_status(path))
       throw file_error(ErrorKind::invalid_argument, "publishing", path,
-                       "it exists already. If another program publishes here, end it; else delete the directory");
+                       "it already exists. If another program publishes here, end it; else delete the directory");
     output_.emplace(path, OutputChoice{.stale_after = options_.stale_after});
     plan_.directory = output_->partial();
   }
@@ -250,9 +297,7 @@ class Publishing {
 
   /// Returns the reason why the version cannot be a delta; empty if it can.
   [[nodiscard]] std::string reason_for_full() {
-    if (publish_.full) return "it was requested";
-    if (options_.full_every != 0 && plan_.version % options_.full_every == 0)
-      return fmt::format("every {} versions, one is full", options_.full_every);
+    if (std::string reason = reason_by_choice(plan_.version); !reason.empty()) return reason;
     const std::map<std::string, TensorSpec>& before = old_.specs();
     for (const auto& [name, spec] : new_specs_) {
       const auto old = before.find(name);
@@ -338,7 +383,7 @@ class Publishing {
       written_.resize(writers.size());
       parallel_for(writers.size(), writers.size(), [&](std::size_t i, std::size_t) {
         written_[i].tensors = writers[i]->tensors();
-        if (const std::optional<FileFacts> facts = writers[i]->finish()) {
+        if (const std::optional<FileFacts> facts = writers[i]->finish([this] { go_on(group_); })) {
           written_[i].path = writers[i]->path();
           written_[i].facts = *facts;
         }
@@ -363,6 +408,9 @@ class Publishing {
     }
     for (std::size_t worker = 0; worker < workers; ++worker) {
       RankFile file;
+      // Large elements first: then every tensor begins at a multiple of its elements' size.
+      std::ranges::stable_sort(shares[worker], std::greater(),
+                               [&](std::size_t index) { return bits(entries[index].dtype); });
       for (const std::size_t index : shares[worker]) file.push_back(entries[index]);
       writers.push_back(writer(worker, file));
     }
@@ -467,6 +515,13 @@ class Publishing {
         is_published_ = true;
       });
     } catch (const Error& error) {
+      // The rename has succeeded, and only the last sync has failed.
+      if (is_published_ && output_->partial().empty()) {
+        report_.notes.push_back(
+            fmt::format("the version is visible, but a power failure may undo it: {}", error.what()));
+        log(LogLevel::warning, fmt::format("version {}: {}", plan_.version, report_.notes.back()));
+        return;
+      }
       // Another publisher may have taken the name since step 3.
       if (error.kind() != ErrorKind::invalid_argument || !os::file_status(report_.path)) throw;
       throw file_error(ErrorKind::invalid_argument, "publishing", report_.path,
@@ -497,8 +552,7 @@ class Publishing {
     OwnFacts own;
     const std::optional<OwnFacts>& last = old_.facts();
     own.stream = last ? last->stream : os::random_hex(stream_bytes);
-    const os::ProcessIdentity self = os::own_identity();
-    own.publisher = fmt::format("{} {}", self.host, self.pid);
+    own.publisher = own_name();
     own.ranks = group_.size();
     own.elements = elements_;
     std::vector<TensorState> after;
@@ -526,17 +580,11 @@ class Publishing {
   // Step 6. The version is visible: failures are only logged.
   void settle(bool keeps) {
     const std::optional<std::uint64_t> full = plan_.kind == VersionKind::full ? plan_.version : old_.newest_full();
-    const std::vector<std::byte> bytes = [&] {
-      ByteWriter out;
-      if (is_first()) out.values(facts_.after);
-      return from_first(out.take(), {.phase = "publish: finishing"});
-    }();
-    ByteReader in(bytes, "the digest of a version");
-    in.values(facts_.after);
-    in.end();
+    std::uint8_t has_kept = 0;
     if (keeps && options_.base_copy.empty()) {
       try {
         old_.advance(names_, is_first() ? new_specs_ : std::map<std::string, TensorSpec>(), facts_);
+        has_kept = 1;
       } catch (const std::exception& error) {
         log(LogLevel::warning,
             fmt::format("version {} is published, and keeping it in memory failed: {}. The next version reads it again",
@@ -545,6 +593,10 @@ class Publishing {
     } else {
       old_.forget();
     }
+    std::vector<std::uint8_t> all(static_cast<std::size_t>(group_.size()));
+    group_.all_gather(std::as_bytes(std::span(&has_kept, 1)), std::as_writable_bytes(std::span(all)),
+                      {.phase = "publish: finishing"});
+    is_kept_ = std::ranges::find(all, 0) == all.end();
     if (is_first()) remove_old_versions(full);
   }
 
@@ -581,7 +633,8 @@ class Publishing {
   const PublisherOptions& options_;
   const PublishOptions& publish_;
   OldVersion& old_;
-  std::optional<std::uint64_t> expected_old_;
+  std::optional<std::uint64_t> expected_old_;  // the version that the caller has published last
+  bool is_kept_;                               // all ranks have its tensors in memory
   std::atomic<bool> is_published_ = false;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   VersionPlan plan_;
@@ -620,11 +673,12 @@ class Publisher::State {
 
   PublishReport publish(std::span<const TensorPart> parts, const PublishOptions& options) {
     const group::GroupLock use(group_);
-    versions::Publishing publishing(group_, source_, options_, options, old_, last_);
+    versions::Publishing publishing(group_, source_, options_, options, old_, last_, is_kept_);
     PublishReport report = publishing.run(
         versions::request_for({}, options_, options_.plan.empty()),
         [&](Group& ranks) { return std::make_unique<LiveTensors>(parts, ranks); }, true);
     last_ = report.version;
+    is_kept_ = publishing.is_kept();
     return report;
   }
 
@@ -634,13 +688,14 @@ class Publisher::State {
   Group& group_;
   versions::OldVersion old_;
   std::optional<std::uint64_t> last_;  // the version that this object has published last
+  bool is_kept_ = false;               // all ranks keep it in memory
 };
 
 Publisher::Publisher(std::string source, PublisherOptions options, Group& group) {
   const group::GroupLock use(group);
   agree_on(group::inside(group), "publish: opening the base", [&] {
     if (options.base.empty())
-      throw Error(ErrorKind::invalid_argument, "Publisher: base: it is empty. Pass the model that is version 0");
+      throw Error(ErrorKind::invalid_argument, "publisher: the base is empty. Pass the model that is version 0");
     (void)ModelDir::open(options.base);
   });
   state_ = std::make_unique<State>(std::move(source), std::move(options), group);
@@ -657,7 +712,7 @@ PublishReport publish_version(const std::string& model_or_shards, const std::str
                               const PublisherOptions& options, Group& group, const PublishOptions& publish) {
   const group::GroupLock use(group);
   versions::OldVersion old;
-  versions::Publishing publishing(group, source, options, publish, old, std::nullopt);
+  versions::Publishing publishing(group, source, options, publish, old, std::nullopt, false);
   const Request request = versions::request_for(model_or_shards, options, false);
   return publishing.run(
       request,

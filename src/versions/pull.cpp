@@ -2,7 +2,8 @@
 // pull_version(): a copy on this host that is the old version or the new one at any moment.
 //
 //  1. Everything that can be refused without work is refused: places, mount points, files of other programs.
-//  2. The locks are taken. Whoever holds them knows that leftovers next to LOCAL are dead, and deletes them.
+//  2. The locks are taken. Their holder deletes the leftovers next to LOCAL, because no other process can be using
+//  them.
 //  3. The chain of versions is found and checked. It begins at LOCAL, if its record is valid, or at a full version or
 //     the base.
 //  4. The successor grows next to LOCAL. Files without changes are hard links of LOCAL's files. In the others,
@@ -49,6 +50,7 @@
 #include "src/os/publish.hpp"
 #include "src/versions/chain.hpp"
 #include "src/versions/local_copy.hpp"
+#include "src/versions/pull.hpp"
 
 namespace muster {
 namespace versions {
@@ -58,6 +60,8 @@ namespace fs = std::filesystem;
 
 // Unchanged bytes are copied in steps of this size, so that a stop request and the progress do not wait long.
 constexpr std::uint64_t copy_step = std::uint64_t{16} << 20;
+// Small enough for the pieces of all deltas of a chain to stay in the caches, and one block of zstd.
+constexpr std::uint64_t fold_bytes = std::uint64_t{128} << 10;
 constexpr std::size_t most_threads = 8;
 // Marker, record and directories need some space, too.
 constexpr std::uint64_t space_beside_files = std::uint64_t{1} << 20;
@@ -110,18 +114,16 @@ void check_mount(const std::string& local) {
                      EBUSY);
 }
 
-/// A directory with files must be a copy, or have weights: other programs' directories are not replaced.
+/// A directory that is not empty must be a copy: other directories, such as a trainer's checkpoint, are not replaced.
 void check_contents(const std::string& local) {
   if (!os::file_status(local)) return;
   const DirectoryNames names = names_in(local);
   if (names.files.empty() && names.folders.empty()) return;
   const bool is_copy = std::ranges::find(names.folders, sync_folder) != names.folders.end();
-  const bool has_weights = std::ranges::any_of(
-      names.files, [](const std::string& name) { return belongs_to_checkpoint(name) == Belongs::weights; });
-  if (is_copy || has_weights) return;
+  if (is_copy) return;
   throw file_error(ErrorKind::invalid_argument, doing, local,
-                   fmt::format("it has files of another program ({}), and neither a marker ({}/{}) nor weights. Pass "
-                               "another directory for the copy",
+                   fmt::format("it is no copy of a version, because it has {}, but no marker ({}/{}). Pass an empty or "
+                               "a new directory",
                                in_quotes(names.files.empty() ? names.folders.front() : names.files.front()),
                                sync_folder, marker_name));
 }
@@ -132,7 +134,8 @@ void remove_quietly(const std::string& path) noexcept {
   if (error) log(LogLevel::warning, fmt::format("{}: deleting: {}", in_quotes(path), error.message()));
 }
 
-/// Deletes leftovers of killed pulls, and finishes what they began. The caller has the lock.
+/// Deletes leftovers of killed pulls. If one was killed between two renames, the old copy gets its name again. The
+/// caller has the lock.
 void repair(const std::string& local) {
   std::vector<os::Unfinished> others = os::unfinished_of(local);
   for (os::Unfinished& one : others) {
@@ -320,7 +323,6 @@ class WeightCopies {
       : begin_(begin),
         chain_(chain),
         threads_(std::clamp<std::size_t>(static_cast<std::size_t>(os::usable_cores()), 1, most_threads)),
-        at_once_(deltas_at_once(threads_)),
         successor_(successor),
         local_(local) {
     if (record != nullptr)
@@ -332,7 +334,10 @@ class WeightCopies {
 
   /// Checks that the deltas fit. Makes hard links of files without changes, and plans the other files.
   void plan() {
-    check_deltas(chain_.deltas, tensors_.tensors());
+    const std::uint64_t memory = check_deltas(chain_.deltas, tensors_.tensors());
+    // Frames of other programs may need so much that few threads can decode at the same time.
+    while (threads_ > 1 && deltas_at_once(threads_, memory) == 1) --threads_;
+    at_once_ = deltas_at_once(threads_, memory);
     if (begin_.is_local) check_record();
     states_.resize(tensors_.tensors().size());
     std::size_t first = 0;
@@ -376,7 +381,7 @@ class WeightCopies {
     const SafetensorsFile* from;
     std::string name;
     std::uint64_t bytes = 0;
-    std::size_t first_own = 0;  ///< of its tensors in own_
+    std::size_t first_own = 0;  ///< index of its first tensor in own_
     std::optional<os::ReadableFile> old = {};
     std::optional<os::WritableFile> file = {};
   };
@@ -473,7 +478,7 @@ class WeightCopies {
   void fold(const Step& step, ProgressCounter& progress) {
     const std::span<const OpenVersion> deltas = chain_.deltas;
     const std::string& name = tensors_.tensors()[*step.tensor].name;
-    std::vector<std::byte> piece(std::min(step.bytes, piece_bytes));
+    std::vector<std::byte> piece(std::min(step.bytes, fold_bytes));
     for (std::size_t at = 0; at == 0 || at < deltas.size(); at += at_once_) {
       const std::span<const OpenVersion> group = deltas.subspan(at, std::min(at_once_, deltas.size() - at));
       const auto changes = [&](const OpenVersion& delta) { return delta.find(name) != nullptr; };
@@ -481,7 +486,7 @@ class WeightCopies {
       // A later group changes the bytes that the earlier one has written.
       FoldedReader reader = at == 0 ? FoldedReader(tensors_, *step.tensor, group) : FoldedReader(own_, step.own, group);
       for (std::uint64_t done = 0; done < step.bytes; done += piece.size()) {
-        piece.resize(std::min<std::uint64_t>(piece_bytes, step.bytes - done));
+        piece.resize(std::min<std::uint64_t>(fold_bytes, step.bytes - done));
         reader.next(piece);
         outputs_[step.output].file->write_at(step.offset + done, piece);
         progress.add(at == 0 ? piece.size() : 0);
@@ -494,20 +499,20 @@ class WeightCopies {
       }
       states_[*step.tensor].digest = reader.digest();
       bytes_read_ += step.bytes + reader.delta_bytes();
-      piece.resize(std::min(step.bytes, piece_bytes));
+      piece.resize(std::min(step.bytes, fold_bytes));
     }
   }
 
   const Beginning& begin_;
   const Chain& chain_;
   std::size_t threads_;
-  std::size_t at_once_;
+  std::size_t at_once_ = 1;
   const Successor& successor_;
   const std::string& local_;
   std::unordered_map<std::string_view, const TensorState*> recorded_;
   std::unordered_set<std::string_view> changed_;
-  FileTensors tensors_;  // of the beginning
-  FileTensors own_;      // of the files that are written; only for long chains
+  FileTensors tensors_;  // tensors of the beginning
+  FileTensors own_;      // tensors of the new files; only for long chains
   std::size_t own_tensors_ = 0;
   std::vector<TensorState> states_;
   std::vector<Output> outputs_;
@@ -520,9 +525,11 @@ class WeightCopies {
 
 class Pull {
  public:
-  Pull(const std::string& source, const std::string& local, const PullOptions& options)
+  Pull(const std::string& source, const std::string& local, const PullOptions& options,
+       const std::function<void()>& check)
       : source_(source), local_(local_place(local)), options_(options), deadline_(os::Clock::now() + options.wait) {
-    check_ = [this] {
+    check_ = [this, check] {
+      if (check) check();
       if (options_.stop.stop_requested())
         throw Error(ErrorKind::cancelled, fmt::format("{}: {}: cancelled by a stop request", in_quotes(local_), doing),
                     {.path = local_});
@@ -533,11 +540,12 @@ class Pull {
     const auto begin = std::chrono::steady_clock::now();
     check_apart(local_, source_, "the directory of versions");
     check_apart(local_, options_.base, "the base");
-    check_mount(local_);
-    check_contents(local_);
     check_();
+    // Before the locks are taken: other processes may pull other versions meanwhile.
+    wait_for_target(source_, request());
     locks_.emplace(local_, options_.lock_timeout, check_);
     repair(local_);
+    check_mount(local_);
     check_contents(local_);
     if (os::file_status(local_)) locks_->take_inner();
     PullReport report = pull();
@@ -580,7 +588,7 @@ class Pull {
     }
   }
 
-  Chain find(const LocalCopy& copy) {
+  [[nodiscard]] ChainRequest request() const {
     ChainRequest request;
     request.target = options_.version;
     request.has_base = !options_.base.empty();
@@ -588,13 +596,18 @@ class Pull {
     request.wait = std::max(std::chrono::milliseconds(0),
                             std::chrono::ceil<std::chrono::milliseconds>(deadline_ - os::Clock::now()));
     request.check = check_;
+    return request;
+  }
+
+  Chain find(const LocalCopy& copy) const {
+    ChainRequest request = this->request();
     if (copy.record) request.local = {copy.record->version, copy.record->state, copy.record->index_digest};
     return open_chain(source_, request);
   }
 
   /// Returns whether a file of the chain is not what its publisher wrote, by the digests that Muster records.
   [[nodiscard]] static bool is_damaged(const Chain& chain) {
-    std::vector<std::byte> piece(piece_bytes);
+    std::vector<std::byte> piece(fold_bytes);
     for (const OpenVersion& delta : chain.deltas) {
       if (!delta.index.own) continue;
       for (const SafetensorsFile& file : delta.files) {
@@ -639,7 +652,11 @@ class Pull {
     weights.plan();
     check_space(weights.bytes_to_write() + extra_bytes(begin));
     os::allow_more_open_files(2 * weights.written_files());
-    ProgressCounter progress(options_.progress, weights.bytes_to_write(), options_.stop);
+    const ProgressCallback callback = [this](const Progress& progress) {
+      check_();
+      if (options_.progress) options_.progress(progress);
+    };
+    ProgressCounter progress(callback, weights.bytes_to_write(), options_.stop);
     progress.add(0);
     copy_others(begin, successor);
     try {
@@ -742,10 +759,16 @@ class Pull {
 };
 
 }  // namespace
+
+PullReport pull_for(const std::string& source, const std::string& local, const PullOptions& options,
+                    const std::function<void()>& check) {
+  return Pull(source, local, options, check).run();
+}
+
 }  // namespace versions
 
 PullReport pull_version(const std::string& source, const std::string& local, const PullOptions& options) {
-  return versions::Pull(source, local, options).run();
+  return versions::pull_for(source, local, options, {});
 }
 
 }  // namespace muster

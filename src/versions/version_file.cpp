@@ -17,6 +17,8 @@ constexpr std::size_t buffer_bytes = 1 << 20;
 // The most that an entry of a header needs in addition to its name, its shape and its checksum.
 constexpr std::size_t entry_bytes = 128;
 constexpr std::size_t extent_bytes = 20;
+constexpr std::uint64_t most_padding = 64 << 10;
+constexpr std::uint64_t copy_step = 16 << 20;
 
 /// Returns the most bytes that a header of these tensors can have. The name of a tensor also occurs in the metadata.
 std::uint64_t most_header_bytes(std::span<const TensorEntry> tensors) {
@@ -34,9 +36,6 @@ AppendedFile::AppendedFile(const std::string& path, std::span<const TensorEntry>
       begin_(header_bytes_),
       end_(header_bytes_),
       written_(header_bytes_) {
-  if (header_bytes_ > max_safetensors_header)
-    throw file_error(ErrorKind::invalid_argument, "writing", path,
-                     "the header would be too long for the number of tensors. Publish with more ranks");
   buffer_.reserve(buffer_bytes);
 }
 
@@ -66,10 +65,30 @@ void AppendedFile::end_tensor(const std::string& name, const TensorSpec& spec, c
   begin_ = end_;
 }
 
-FileFacts AppendedFile::finish() {
-  flush();
-  const std::string header = make_safetensors_header(tensors_, metadata_, file_.name(), header_bytes_);
+void AppendedFile::write_header(const std::function<void()>& check) {
+  const std::uint64_t needed = most_header_bytes(tensors_);
+  if (needed + most_padding >= header_bytes_) {
+    const std::string header = make_safetensors_header(tensors_, metadata_, file_.name(), header_bytes_);
+    file_.write_at(0, std::as_bytes(std::span(header)));
+    return;
+  }
+  const std::string path = file_.name();
+  const os::ReadableFile all = os::ReadableFile::open(path);
+  os::remove_file(path);
+  file_ = os::WritableFile::create(path, path);
+  for (std::uint64_t at = header_bytes_; at < end_; at += copy_step) {
+    file_.copy_from(all, at, at - header_bytes_ + needed, std::min(copy_step, end_ - at));
+    check();
+  }
+  for (TensorEntry& entry : tensors_) entry.offset -= header_bytes_ - needed;
+  end_ -= header_bytes_ - needed;
+  const std::string header = make_safetensors_header(tensors_, metadata_, path, needed);
   file_.write_at(0, std::as_bytes(std::span(header)));
+}
+
+FileFacts AppendedFile::finish(const std::function<void()>& check) {
+  flush();
+  write_header(check);
   file_.sync();
   file_.close();
   // Read again, because the digest begins with the header, which was written last.
@@ -81,6 +100,7 @@ FileFacts AppendedFile::finish() {
     written.read_at(at, piece);
     digesting.add(piece);
     at += piece.size();
+    check();
   }
   return {end_, digesting.value()};
 }
@@ -141,8 +161,8 @@ void VersionWriter::end() {
   file_.end_tensor(tensor.name, frame, digest_text(tensor.digest));
 }
 
-std::optional<FileFacts> VersionWriter::finish() {
-  if (!file_.empty()) return file_.finish();
+std::optional<FileFacts> VersionWriter::finish(const std::function<void()>& check) {
+  if (!file_.empty()) return file_.finish(check);
   os::remove_file(file_.path());
   return std::nullopt;
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The files of a version while they are written. Tensors are appended one after the other, because the sizes of deltas
-// are not known in advance. The header is written last, into space that was reserved at the beginning of the file.
+// are not known in advance. The header is written last, into space that was reserved at the beginning of the file. If
+// it is much shorter than that, because few tensors have changed, the file is copied without the rest of the space.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,7 +33,8 @@ class AppendedFile {
   /// metadata under its name, unless it is empty.
   void end_tensor(const std::string& name, const TensorSpec& spec, const std::string& checksum);
   /// Writes the header, syncs and closes the file, and digests it. Throws Error(io | out_of_space).
-  FileFacts finish();
+  /// `check` is called after every piece, and may throw.
+  FileFacts finish(const std::function<void()>& check);
   [[nodiscard]] bool empty() const noexcept { return tensors_.empty(); }
   /// Returns the number of bytes that the current tensor has so far.
   [[nodiscard]] std::uint64_t tensor_bytes() const noexcept { return end_ - begin_; }
@@ -39,6 +42,7 @@ class AppendedFile {
 
  private:
   void flush();
+  void write_header(const std::function<void()>& check);
 
   os::WritableFile file_;
   std::uint64_t header_bytes_;
@@ -73,7 +77,8 @@ class VersionWriter {
   void add(std::span<const std::byte> new_bytes);
   void end();
   /// Completes the file. Returns nullopt, and deletes the file, if it has no tensors.
-  std::optional<FileFacts> finish();
+  /// `check` as for AppendedFile.
+  std::optional<FileFacts> finish(const std::function<void()>& check);
   [[nodiscard]] const std::string& path() const noexcept { return file_.path(); }
   [[nodiscard]] const std::vector<NewTensor>& tensors() const noexcept { return tensors_; }
 

@@ -47,14 +47,15 @@ struct IndexWords {
 const std::string& text_member(const Config& object, std::string_view key, const IndexWords& words) {
   const Config* const value = object.find(key);
   if (value == nullptr || !value->is_string())
-    words.refuse(fmt::format("\"{}\" in the metadata is missing or not a string", key));
+    words.refuse(fmt::format("{} in the metadata is missing or not a string", in_quotes(key)));
   return value->as_string();
 }
 
 std::uint64_t version_member(const Config& object, std::string_view key, const IndexWords& words) {
   const std::string& text = text_member(object, key, words);
   const std::optional<std::uint64_t> version = parse_version_digits(text);
-  if (!version) words.refuse(fmt::format("\"{}\" is {}, which is not the number of a version", key, in_quotes(text)));
+  if (!version)
+    words.refuse(fmt::format("{} is {}, which is not the number of a version", in_quotes(key), in_quotes(text)));
   return *version;
 }
 
@@ -76,14 +77,15 @@ Config own_tree(const OwnFacts& own) {
 
 Digest digest_member(const Config& tree, std::string_view key) {
   const std::optional<Digest> digest = parse_digest(tree.at(key).as_string());
-  if (!digest) throw Error(ErrorKind::corrupt, fmt::format("\"{}\" is not an XXH3-128", key));
+  if (!digest) throw Error(ErrorKind::corrupt, fmt::format("{} is not an XXH3-128", in_quotes(key)));
   return *digest;
 }
 
 OwnFacts parse_own(std::string_view text) {
   const Config tree = parse_json(text);
   if (const std::int64_t format = tree.at("format").as_int(); format != own_format)
-    throw Error(ErrorKind::version, fmt::format("format {} is not known, because a newer Muster wrote it", format));
+    throw Error(ErrorKind::version,
+                fmt::format("format {} is not known, because a newer Muster wrote it. Update Muster", format));
   OwnFacts own;
   own.stream = tree.at("stream").as_string();
   own.publisher = tree.at("publisher").as_string();
@@ -104,8 +106,8 @@ void read_own(const Config& metadata, const IndexWords& words, VersionIndex& ind
   try {
     index.own = parse_own(text->as_string());
   } catch (const Error& error) {
-    throw words.error(error.kind() == ErrorKind::version ? ErrorKind::version : ErrorKind::corrupt,
-                      fmt::format("\"muster\" in the metadata: {}", error.what()));
+    const ErrorKind kind = error.kind() == ErrorKind::version ? ErrorKind::version : ErrorKind::corrupt;
+    throw words.error(kind, fmt::format("\"muster\" in the metadata: {}", error.what()));
   }
   // The files that the publisher recorded are those of the weight_map.
   for (const auto& [tensor, file] : index.weights)
@@ -133,17 +135,19 @@ void read_delta(const Config& metadata, const IndexWords& words, VersionIndex& i
     words.refuse(fmt::format("\"base_version\" is {}, and a delta must change the version before it, {}",
                              index.base_version, index.version == 0 ? 0 : index.version - 1));
   if (const std::string& method = text_member(metadata, "compression_format", words); method != compression)
-    throw words.error(ErrorKind::unsupported,
-                      fmt::format("unknown \"compression_format\" {} (expected \"zstd\")", in_quotes(method)));
+    throw words.error(
+        ErrorKind::unsupported,
+        fmt::format("unknown \"compression_format\" {} (expected \"zstd\"). Change the options of the publisher",
+                    in_quotes(method)));
   const std::string& checksums = text_member(metadata, "checksum_format", words);
   const std::optional<ChecksumFormat> format = checksum_format(checksums);
   if (!format)
     words.refuse(fmt::format("unknown \"checksum_format\" {} (expected \"xxh3-128\", \"blake3\" or \"adler32\")",
                              in_quotes(checksums)));
   if (!is_supported(*format))
-    throw words.error(
-        ErrorKind::unsupported,
-        fmt::format("this build cannot compute the checksums {}. Publish with \"xxh3-128\"", in_quotes(checksums)));
+    throw words.error(ErrorKind::unsupported,
+                      fmt::format("this build cannot compute the checksums {}. Use \"xxh3-128\" in the publisher",
+                                  in_quotes(checksums)));
   index.checksums = *format;
 }
 

@@ -59,7 +59,7 @@ struct VersionIndex {
   std::uint64_t base_version = 0;
   DeltaEncoding encoding = DeltaEncoding::exclusive_or;
   ChecksumFormat checksums = ChecksumFormat::xxh3_128;
-  std::uint64_t total_size = 0;                              ///< for a full version: bytes of its tensors
+  std::uint64_t total_size = 0;                                   ///< for a full version: bytes of its tensors
   std::vector<std::pair<std::string, std::string>> weights = {};  ///< tensor and file
   std::optional<OwnFacts> own = {};
 };

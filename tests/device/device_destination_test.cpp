@@ -110,7 +110,7 @@ TEST_CASE("several ranks on one device: IPC") {
 
 TEST_CASE("IPC copies a snapshot: later writes of the caller are not in the result, its queued work is") {
   run_ranks(2, [](Group& group) {
-    const int device = group.rank();
+    const int device = device_at(group.rank());
     UserStream stream(device);
     const cuda::Current current(device);
     const CudaStreamScope scope(stream.handle());
@@ -128,12 +128,12 @@ TEST_CASE("IPC copies a snapshot: later writes of the caller are not in the resu
   });
 }
 
-TEST_CASE("memory that cannot be opened is staged, and explain() reports it") {
+TEST_CASE("memory that cannot be opened is staged, and explain() reports it" * over_fake) {
   const Setting failing("FAKE_CUDA_FAIL", "cuIpcOpenMemHandle_v2:217");
   check_all(gather_rounds(3, 2), 1, "page-locked shared memory");
 }
 
-TEST_CASE("memory that cannot be exported, although the driver reports that it can, is staged") {
+TEST_CASE("memory that cannot be exported, although the driver reports that it can, is staged" * over_fake) {
   for (const char* const failing : {"cuIpcGetMemHandle:801", "cuMemGetAddressRange_v2:500"}) {
     CAPTURE(std::string(failing));
     const Setting setting("FAKE_CUDA_FAIL", failing);
@@ -141,7 +141,7 @@ TEST_CASE("memory that cannot be exported, although the driver reports that it c
   }
 }
 
-TEST_CASE("addresses that were freed without notice to the root are closed, and opened again") {
+TEST_CASE("addresses that were freed without notice to the root are closed, and opened again" * over_fake) {
   run_ranks(2, [](Group& group) {
     const auto gather = [&](std::uint64_t seed, std::uintptr_t& address, bool fails = false) {
       const Tensor mine = device_pattern(DType::u8, {1 << 20}, seed, group.rank());
@@ -156,14 +156,14 @@ TEST_CASE("addresses that were freed without notice to the root are closed, and 
     // The sender's offer, which lists freed memory, is lost.
     error_of([&] { gather(2, after, true); });
     ::unsetenv("FAKE_CUDA_FAIL");
-    const std::uint64_t opens = calls("cuIpcOpenMemHandle_v2");
+    const Counted opens = calls("cuIpcOpenMemHandle_v2");
     gather(3, after);
     RANK_CHECK(before == after || group.rank() == 0);
     if (group.rank() == 0) RANK_CHECK(calls("cuIpcOpenMemHandle_v2") == opens + 2);
   });
 }
 
-TEST_CASE("opened memory is closed when its sender has freed it, even if another method was used") {
+TEST_CASE("opened memory is closed when its sender has freed it, even if another method was used" * over_fake) {
   run_ranks(2, [](Group& group) {
     const auto gather = [&](bool has_two) {
       Config mine = Config::array();
@@ -205,7 +205,7 @@ TEST_CASE("two groups of the same ranks: if one has an address open, the other o
   });
 }
 
-TEST_CASE("own tensors on several devices: work that the caller has queued on each is done first") {
+TEST_CASE("own tensors on several devices: work that the caller has queued on each is done first" * over_fake) {
   run_ranks(1, [](Group& group) {
     const std::vector<Tensor> work = work_of(many_seeds(0, 100));
     Config mine = Config::array();
@@ -228,7 +228,7 @@ TEST_CASE("own tensors on several devices: work that the caller has queued on ea
   });
 }
 
-TEST_CASE("pool memory cannot be exported: it is staged") {
+TEST_CASE("pool memory cannot be exported: it is staged" * over_fake) {
   run_ranks(2, [](Group& group) {
     unsigned long long pointer = 0;
     {
@@ -250,7 +250,7 @@ TEST_CASE("staging, forced") {
   check_all(gather_rounds(2, 3), 1, "page-locked");
 }
 
-TEST_CASE("NCCL, forced: one communicator for all rounds") {
+TEST_CASE("NCCL, forced: one communicator for all rounds" * over_fake) {
   const Setting way("MUSTER_DEVICE_TRANSPORT", "nccl");
   const Setting devices("FAKE_CUDA_DEVICES", "3");
   const auto after = [](Group&) {
@@ -262,7 +262,7 @@ TEST_CASE("NCCL, forced: one communicator for all rounds") {
   check_all(gather_rounds(3, 4, after), 1, "NCCL");
 }
 
-TEST_CASE("NCCL moves more data than a socket buffer takes, and many tensors") {
+TEST_CASE("NCCL moves more data than a socket buffer takes, and many tensors" * over_fake) {
   const Setting way("MUSTER_DEVICE_TRANSPORT", "nccl");
   run_ranks(2, [](Group& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
@@ -289,7 +289,7 @@ TEST_CASE("NCCL, forced, with two ranks on one device: refused on all ranks, and
   });
 }
 
-TEST_CASE("a root that has no tensors of its own uses its current device, or the first one") {
+TEST_CASE("a root that has no tensors of its own uses its current device, or the first one" * over_fake) {
   run_ranks(2, [](Group& group) {
     for (const int chosen : {0, 1}) {
       const cuda::Current current(chosen);
@@ -305,16 +305,16 @@ TEST_CASE("a root that has no tensors of its own uses its current device, or the
 TEST_CASE("memory that results release is reused") {
   run_ranks(2, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1 << 20}, 3, group.rank());
-    std::uint64_t allocated = 0;
+    std::optional<Counted> allocated;
     for (int round = 0; round < 6; ++round) {
       (void)get_tensors_parallel(mine, all_of(group), group, to_device());
       if (round == 1) allocated = calls("cuMemAlloc_v2");
     }
-    RANK_CHECK(calls("cuMemAlloc_v2") == allocated);
+    RANK_CHECK(calls("cuMemAlloc_v2") == *allocated);
   });
 }
 
-TEST_CASE("several hosts, not forced: IPC on the root's host, NCCL or staging from others") {
+TEST_CASE("several hosts, not forced: IPC on the root's host, NCCL or staging from others" * over_fake) {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   const std::vector<Ended> ended = gather_rounds(4, 2);
   check_all(ended, 1, "device: ");

@@ -42,7 +42,7 @@ TEST_CASE("collectives are captured, and run as often as the graph is launched")
       CudaGraph graph;
       {
         CudaGraphCapture capture(self);
-        const std::uint64_t taken = calls("cuMemAlloc_v2");
+        const Counted taken = calls("cuMemAlloc_v2");
         group.all_reduce(mine);
         group.all_gather_into(all, mine);
         group.barrier();  // runs on the CPU: not a part of the graph

@@ -132,7 +132,8 @@ TEST_CASE("what the caller has queued comes first, without and with a named stre
   });
 }
 
-TEST_CASE("a named stream applies to tensors on its own device, whichever device is current in the thread") {
+TEST_CASE("a named stream applies to tensors on its own device, whichever device is current in the thread" *
+          over_fake) {
   run_ranks(2, [](Group& group) {
     for (const int current_one : {-1, 0, 1}) {
       std::optional<cuda::Current> current;
@@ -150,7 +151,7 @@ TEST_CASE("a named stream applies to tensors on its own device, whichever device
   });
 }
 
-TEST_CASE("a stream of a context that the program has created is refused when it is named") {
+TEST_CASE("a stream of a context that the program has created is refused when it is named" * over_fake) {
   run_ranks(1, [](Group&) {
     (void)cuda::driver();
     void* const context = fake<void*(int)>("libcuda.so.1", "fake_cuda_context")(1);
@@ -164,7 +165,7 @@ TEST_CASE("a stream of a context that the program has created is refused when it
   });
 }
 
-TEST_CASE("a stream that is being captured into a graph cannot be named, and the capture is unharmed") {
+TEST_CASE("a stream that is being captured into a graph cannot be named, and the capture is unharmed" * over_fake) {
   run_ranks(2, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, static_cast<std::uint64_t>(group.rank()), 0);
     const auto capture = fake<void(void*, bool)>("libcuda.so.1", "fake_cuda_capture");
@@ -199,7 +200,7 @@ TEST_CASE("a stream that is being captured into a graph cannot be named, and the
   });
 }
 
-TEST_CASE("rows that are farther apart than the device copies in one operation") {
+TEST_CASE("rows that are farther apart than the device copies in one operation" * over_fake) {
   const Setting pitch("FAKE_CUDA_MAX_PITCH", "100");
   run_ranks(2, [](Group& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
@@ -209,7 +210,7 @@ TEST_CASE("rows that are farther apart than the device copies in one operation")
   });
 }
 
-TEST_CASE("the current device does not change, even after errors") {
+TEST_CASE("the current device does not change, even after errors" * over_fake) {
   run_ranks(2, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, 0);
     RANK_CHECK(cuda::current_device() == std::nullopt);
@@ -228,13 +229,13 @@ TEST_CASE("the current device does not change, even after errors") {
   });
 }
 
-TEST_CASE("pages that cannot be locked: small buffers in turn") {
+TEST_CASE("pages that cannot be locked: small buffers in turn" * over_fake) {
   const Setting failing("FAKE_CUDA_FAIL", "cuMemHostRegister_v2:2");
   run_ranks(2, [](Group& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
     const Tensor mine = device_pattern(DType::f32, {6 << 20}, seed);
     for (int round = 0; round < 2; ++round) {
-      const std::uint64_t before = pageable_copies();
+      const Counted before = pageable_copies();
       const GatheredTensors all = gather_patterns(group, mine, 0, {}, 1);
       RANK_CHECK(pageable_copies() == before);
       if (group.rank() == 1) RANK_CHECK(all.explain().find("cannot be page-locked") != std::string::npos);
@@ -335,12 +336,20 @@ TEST_CASE("layers that a stream's source copies by hand") {
 TEST_CASE("copies by hand") {
   run_ranks(1, [](Group&) {
     const Tensor host = pattern(DType::i16, {30, 20}, 5);
-    const Tensor there = copy_to_device(host.view().transposed(), 1);
-    RANK_CHECK(there.device() == (Device{Device::Kind::cuda, 1}));
+    const int other = device_at(1);
+    const Tensor there = copy_to_device(host.view().transposed(), other);
+    RANK_CHECK(there.device() == (Device{Device::Kind::cuda, other}));
     RANK_CHECK(bitwise_equal(copy_to_host(there), host.view().transposed()));
     RANK_CHECK(bitwise_equal(copy_to_host(copy_to_device(host, 0).view().slice(1, 3, 9)), host.view().slice(1, 3, 9)));
-    RANK_CHECK(cuda_view(DType::i16, {20, 30}, there.data()).device().index == 1);
+    RANK_CHECK(cuda_view(DType::i16, {20, 30}, there.data()).device().index == other);
     error_of(ErrorKind::invalid_argument, {}, [&] { (void)cuda_view(DType::i16, {20, 30}, host.data()); });
+    RANK_CHECK(pageable_copies() == 0);
+  });
+}
+
+TEST_CASE("managed memory is memory neither of a device nor of the host" * over_fake) {
+  run_ranks(1, [](Group&) {
+    (void)cuda::driver();
     unsigned long long managed = 0;
     {
       const cuda::Current current(0);
@@ -348,6 +357,5 @@ TEST_CASE("copies by hand") {
                                                                                                              64) == 0);
     }
     error_of(ErrorKind::invalid_argument, {}, [&] { (void)cuda_view(DType::u8, {64}, cuda::address_of(managed)); });
-    RANK_CHECK(pageable_copies() == 0);
   });
 }

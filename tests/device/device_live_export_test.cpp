@@ -51,3 +51,18 @@ TEST_CASE("tensors on devices are exported bit by bit, and may be freed after an
     }
   }
 }
+
+TEST_CASE("one rank reads tensors on a device by several threads") {
+  const TemporaryDirectory work(Medium::memory);
+  constexpr int count = 300;
+  run_ranks(1, [&](Group& group) {
+    std::vector<TensorPart> parts;
+    for (int i = 0; i < count; ++i)
+      parts.push_back({"w" + std::to_string(i), device_pattern(DType::u8, {40000 + i}, static_cast<std::uint64_t>(i))});
+    export_model(parts, work / "out", "", group);
+  });
+  const auto found = tensors_of(work / "out");
+  REQUIRE(found.size() == count);
+  for (int i = 0; i < count; ++i)
+    CHECK(is_pattern(found.at("w" + std::to_string(i)), DType::u8, {40000 + i}, static_cast<std::uint64_t>(i)));
+}

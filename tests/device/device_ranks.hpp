@@ -5,7 +5,9 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "doctest/doctest.h"
@@ -18,6 +20,14 @@
 
 namespace muster::test {
 
+/// Returns whether the tests run over a real driver (MUSTER_TEST_DRIVER=real, as tests/device/on_gpu sets it).
+inline bool is_driver_real() {
+  const char* const driver = std::getenv("MUSTER_TEST_DRIVER");
+  return driver != nullptr && std::string_view(driver) == "real";
+}
+/// Marks a case that needs the fake driver, because it causes failures or needs several devices.
+inline const doctest::skip over_fake(is_driver_real());
+
 /// Returns a function of the fake driver, or of the fake NCCL.
 template <class Function>
 Function* fake(const char* library, const char* name) {
@@ -26,18 +36,43 @@ Function* fake(const char* library, const char* name) {
   if (symbol == nullptr) throw RankFailure(std::string(name) + " is not there: is this the fake driver?");
   return reinterpret_cast<Function*>(symbol);
 }
-inline std::uint64_t calls(const char* function) {
-  return fake<std::uint64_t(const char*)>("libcuda.so.1", "fake_cuda_calls")(function);
+
+/// A number that the fake driver counts. A real driver does not have it, so each comparison with it is then true.
+class Counted {
+ public:
+  explicit Counted(std::optional<std::uint64_t> number) : number_(number) {}
+  friend bool operator==(const Counted& a, std::uint64_t b) { return !a.number_ || *a.number_ == b; }
+  friend bool operator==(const Counted& a, const Counted& b) { return !b.number_ || a == *b.number_; }
+  friend Counted operator+(const Counted& a, std::uint64_t b) {
+    return Counted(a.number_ ? std::optional(*a.number_ + b) : std::nullopt);
+  }
+  friend bool operator<=(const Counted& a, std::uint64_t b) { return !a.number_ || *a.number_ <= b; }
+  friend bool operator>=(const Counted& a, std::uint64_t b) { return !a.number_ || *a.number_ >= b; }
+
+ private:
+  std::optional<std::uint64_t> number_;
+};
+template <class... Arguments>
+Counted counted(const char* function, Arguments... arguments) {
+  if (is_driver_real()) return Counted(std::nullopt);
+  return Counted(fake<std::uint64_t(Arguments...)>("libcuda.so.1", function)(arguments...));
 }
-inline std::uint64_t still_open(const char* what) {
-  return fake<std::uint64_t(const char*)>("libcuda.so.1", "fake_cuda_open")(what);
+inline Counted calls(const char* function) {
+  return counted("fake_cuda_calls", function);
 }
-inline std::uint64_t pageable_copies() {
-  return fake<std::uint64_t()>("libcuda.so.1", "fake_cuda_pageable_copies")();
+inline Counted still_open(const char* what) {
+  return counted("fake_cuda_open", what);
+}
+inline Counted pageable_copies() {
+  return counted("fake_cuda_pageable_copies");
 }
 
+/// Returns the number of an existing device. The fake driver has as many devices as a test names.
+inline int device_at(int number) {
+  return is_driver_real() ? number % cuda::device_count() : number;
+}
 inline Tensor on_device(const TensorView& tensor, int device = 0) {
-  return copy_to_device(tensor, device);
+  return copy_to_device(tensor, device_at(device));
 }
 inline Tensor device_pattern(DType dtype, Shape shape, std::uint64_t seed, int device = 0) {
   return on_device(pattern(dtype, std::move(shape), seed), device);
@@ -64,8 +99,8 @@ inline Tensor page_locked(const TensorView& tensor) {
 /// A stream of the caller, on which work is pending.
 class UserStream {
  public:
-  explicit UserStream(int device, bool is_blocking = false) : device_(device) {
-    const cuda::Current current(device);
+  explicit UserStream(int device, bool is_blocking = false) : device_(device_at(device)) {
+    const cuda::Current current(device_);
     cuda::check(cuda::driver().stream_create(&handle_, is_blocking ? 0 : cuda::stream_non_blocking), "a stream");
   }
   ~UserStream() {

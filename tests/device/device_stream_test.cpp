@@ -88,7 +88,8 @@ TEST_CASE("what the caller has queued is done before each layer, and the layer b
   });
 }
 
-TEST_CASE("a device that fails in a stream ends it on all ranks, with its message; the next stream succeeds") {
+TEST_CASE("a device that fails in a stream ends it on all ranks, with its message; the next stream succeeds" *
+          over_fake) {
   run_ranks(3, [](Group& group) {
     for (const int failing : {0, 1}) {
       if (group.rank() == failing) ::setenv("FAKE_CUDA_FAIL", "cuMemcpyDtoHAsync_v2:700", 1);

@@ -16,6 +16,22 @@ namespace {
 
 int devices = 0;
 
+/// Functions of the driver that Muster does not use.
+struct OtherFunctions : cuda::FunctionTable {
+  cuda::Function<cuda::Status(cuda::DevicePointer*, std::size_t, cuda::StreamHandle)> allocate_from_pool{
+      *this, "cuMemAllocAsync"};
+  cuda::Function<cuda::Status(cuda::DevicePointer, cuda::StreamHandle)> free_to_pool{*this, "cuMemFreeAsync"};
+  cuda::Function<cuda::Status(cuda::DevicePointer*, std::size_t, unsigned)> allocate_managed{*this,
+                                                                                             "cuMemAllocManaged"};
+};
+
+const OtherFunctions& others() {
+  static OtherFunctions functions;
+  const cuda::Missing missing = cuda::find_functions("libcuda.so.1", functions);
+  if (!missing.function.empty()) throw RankFailure("the driver does not have " + missing.function);
+  return functions;
+}
+
 /// Returns the reason why no device is usable; empty: `devices` has their number.
 std::string obstacle() {
   Ranks probe(1, [](int) {
@@ -110,6 +126,86 @@ TEST_CASE("layers on a device, in a stream") {
     stream_and_check(
         group, all_of(group), 6, [&](int rank, std::uint64_t) { return layer_of(rank, false); },
         {.memory_budget = 16 << 20}, [&](int rank, std::uint64_t) { return layer_of(rank, true); });
+  });
+}
+
+TEST_CASE("memory of a pool is staged, and managed memory is refused") {
+  run_ranks(2, [](Group& group) {
+    (void)cuda::driver();
+    const cuda::Current current(0);
+    cuda::DevicePointer pooled = 0;
+    cuda::DevicePointer managed = 0;
+    constexpr std::int64_t bytes = 5 << 20;
+    cuda::check(others().allocate_from_pool(&pooled, bytes, nullptr), "allocating from a pool");
+    const Tensor expected = pattern(DType::u8, {bytes}, static_cast<std::uint64_t>(group.rank()));
+    const Tensor locked = page_locked(expected);
+    cuda::check(cuda::driver().copy_to_device(pooled, locked.data(), bytes, nullptr), "writing");
+    const TensorView mine = cuda_view(DType::u8, {bytes}, cuda::address_of(pooled));
+    for (const Destination destination : {Destination::host, Destination::device}) {
+      const GatheredTensors all = gather_patterns(group, mine, 0, landing_at(destination), 1);
+      if (group.rank() == 1) RANK_CHECK(all.explain().find("page-locked shared memory") != std::string::npos);
+    }
+    cuda::check(others().free_to_pool(pooled, nullptr), "freeing to a pool");
+    cuda::check(others().allocate_managed(&managed, 4096, 1), "allocating managed memory");
+    error_of(ErrorKind::invalid_argument, {"copy managed memory"},
+             [&] { (void)cuda_view(DType::u8, {4096}, cuda::address_of(managed)); });
+    cuda::check(cuda::driver().free(managed), "freeing managed memory");
+  });
+}
+
+TEST_CASE("too little memory on the root's device is an error of all ranks, and the group remains usable") {
+  run_ranks(2, [](Group& group) {
+    const Tensor mine = device_pattern(DType::u8, {1 << 20}, 5);
+    gather_patterns(group, mine, 5, to_device());
+    // Many views of one tensor: larger together than the device.
+    const std::uint64_t count = cuda::device_memory(0) / (1 << 30) + 1;
+    const Tensor block = cuda_allocate(DType::u8, {1 << 30}, 0);
+    Config many = Config::array();
+    for (std::uint64_t i = 0; i < count; ++i) many.push_back(Tensor::borrow(block.view()));
+    const Config* const given = group.rank() == 0 ? nullptr : &many;
+    error_of(ErrorKind::out_of_space, {"device memory", "are free", "gather to the host"},
+             [&] { (void)get_configs_parallel(given, all_of(group), group, to_device()); });
+    gather_patterns(group, mine, 5, to_device());
+  });
+}
+
+TEST_CASE("an exchange while another stream is being captured") {
+  run_ranks(2, [](Group& group) {
+    constexpr std::int64_t bytes = 3 << 20;
+    const auto seed = static_cast<std::uint64_t>(group.rank());
+    const Tensor mine = device_pattern(DType::u8, {bytes}, seed);
+    const Tensor target = cuda_allocate(DType::u8, {bytes}, 0);
+    const Tensor locked = page_locked(pattern(DType::u8, {bytes}, 9));
+    CudaGraphCapture capture(0);
+    {
+      const cuda::Current current(0);
+      cuda::check(
+          cuda::driver().copy_to_device(cuda::device_pointer(target.data()), locked.data(), bytes, capture.stream()),
+          "capturing a copy");
+    }
+    // The named stream is the one that is being captured.
+    error_of(ErrorKind::invalid_argument, {"cannot contain an exchange"}, [&] { gather_patterns(group, mine, 0); });
+    const UserStream apart(0);
+    {
+      const CudaStreamScope scope(apart.handle());
+      // The first exchange allocates memory, locks pages and queries events.
+      gather_patterns(group, mine, 0, {}, 1);
+      gather_patterns(group, mine, 0, to_device(), 1);
+    }
+    const CudaGraph graph = capture.end();
+    graph.launch(apart.handle());
+    const CudaStreamScope scope(apart.handle());
+    RANK_CHECK(is_pattern(copy_to_host(target), DType::u8, {bytes}, 9));
+  });
+}
+
+TEST_CASE("ranks that share a device cannot make collective calls on it, and the error has the remedy") {
+  run_ranks(2, [](Group& outer) {
+    if (query_cuda().nccl.empty()) return;
+    ProcessGroup group(outer);
+    const Tensor mine = device_pattern(DType::f32, {1000}, 1, 0);
+    error_of(ErrorKind::unsupported, {"each rank needs its own", "copy_to_host"}, [&] { group.all_reduce(mine); });
+    group.barrier();
   });
 }
 

@@ -215,7 +215,7 @@ class VersionChain {
   std::string source_;
   std::mt19937_64 random_;
   std::string stream_;
-  ChainModel model_;  // of the next version
+  ChainModel model_;  // the next version
   std::map<std::uint64_t, ChainModel> models_;
 };
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The function of SGLang's module srt.weight_sync.local_checkpoint that brings a host-local checkpoint to a version.
+"""The function of sglang.srt.weight_sync.local_checkpoint that brings the local copy of a host to a version of weights.
 
 Its name, parameters and defaults are those of SGLang, and the format of the versions is the same.
 docs/reference/compat.md lists the deviations.
@@ -14,7 +14,7 @@ from .. import _versions
 
 __all__ = ["pull"]
 
-# Listings of a network file system may be late by so many seconds.
+# A network file system may show a version this many seconds after its publisher has completed it.
 _WAIT = 30.0
 
 

@@ -41,13 +41,6 @@ TensorView bytes_of_view(const TensorView& view, std::uint64_t offset, std::uint
   return {DType::u8, {static_cast<std::int64_t>(length)}, view.data() + offset, {}, view.device()};
 }
 
-/// Copies a tensor from a GPU, after the work that is queued on the stream of this thread.
-Tensor copied_to_host(const TensorView& view, Group& group) {
-  const Config on_host = gather::RouteTable::instance().staging()->to_host(Config(Tensor::borrow(view)), group,
-                                                                           {.phase = "export: copying from a GPU"});
-  return on_host.as_tensor();
-}
-
 }  // namespace
 
 LiveTensors::LiveTensors(std::span<const TensorPart> parts, Group& group) : group_(&group) {
@@ -70,12 +63,19 @@ LiveTensors::LiveTensors(std::span<const TensorPart> parts, Group& group) : grou
   wait_for_streams();
 }
 
+Tensor LiveTensors::copied_to_host(const TensorView& view) const {
+  const std::lock_guard lock(copying_);
+  const Config on_host = gather::RouteTable::instance().staging()->to_host(Config(Tensor::borrow(view)), *group_,
+                                                                           {.phase = "export: copying from a GPU"});
+  return on_host.as_tensor();
+}
+
 void LiveTensors::wait_for_streams() const {
   std::set<int> waited;
   for (std::size_t i = 0; i < views_.size(); ++i) {
     const Device& device = views_[i].device();
     if (device.is_host() || views_[i].nbytes() == 0 || !waited.insert(device.index).second) continue;
-    (void)copied_to_host(bytes_of_view(views_[i], 0, 1), *group_);
+    (void)copied_to_host(bytes_of_view(views_[i], 0, 1));
   }
 }
 
@@ -117,13 +117,13 @@ void LiveTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std::
 void LiveTensors::read_from_device(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
   const TensorView& view = views_[tensor];
   if (!view.is_contiguous()) {
-    const Tensor whole = copied_to_host(view, *group_);
+    const Tensor whole = copied_to_host(view);
     std::memcpy(target.data(), whole.bytes().data() + offset, target.size());
     return;
   }
   for (std::uint64_t at = 0; at < target.size(); at += staged_at_once) {
     const std::uint64_t length = std::min(staged_at_once, target.size() - at);
-    const Tensor part = copied_to_host(bytes_of_view(view, offset + at, length), *group_);
+    const Tensor part = copied_to_host(bytes_of_view(view, offset + at, length));
     std::memcpy(target.data() + at, part.bytes().data(), length);
   }
 }

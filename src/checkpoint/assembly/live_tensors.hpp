@@ -3,6 +3,7 @@
 // LiveTensors: the tensors in the memory of a rank, as the source of an export.
 
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,9 +46,12 @@ class LiveTensors : public TensorSource, public ExportSource {
   /// Waits for the work that is queued on the caller's streams, because other threads, which do not know them, may read
   /// the tensors.
   void wait_for_streams() const;
+  /// Copies a tensor from a GPU, after the work that is queued on the stream of this thread. Thread-safe.
+  [[nodiscard]] Tensor copied_to_host(const TensorView& view) const;
   void read_from_device(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const;
 
   Group* group_;
+  mutable std::mutex copying_;  // the streams of a group serve one thread at a time
   std::vector<TensorView> views_;
   std::vector<TensorEntry> entries_;
   std::vector<ShardListing> listings_;
