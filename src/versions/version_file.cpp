@@ -18,7 +18,7 @@ constexpr std::size_t buffer_bytes = 1 << 20;
 constexpr std::size_t entry_bytes = 128;
 constexpr std::size_t extent_bytes = 20;
 constexpr std::uint64_t most_padding = 64 << 10;
-constexpr std::uint64_t copy_step = 16 << 20;
+constexpr std::uint64_t moved_at_once = 16 << 20;
 
 /// Returns the most bytes that a header of these tensors can have. The name of a tensor also occurs in the metadata.
 std::uint64_t most_header_bytes(std::span<const TensorEntry> tensors) {
@@ -76,8 +76,8 @@ void AppendedFile::write_header(const std::function<void()>& check) {
   const os::ReadableFile all = os::ReadableFile::open(path);
   os::remove_file(path);
   file_ = os::WritableFile::create(path, path);
-  for (std::uint64_t at = header_bytes_; at < end_; at += copy_step) {
-    file_.copy_from(all, at, at - header_bytes_ + needed, std::min(copy_step, end_ - at));
+  for (std::uint64_t at = header_bytes_; at < end_; at += moved_at_once) {
+    file_.copy_from(all, at, at - header_bytes_ + needed, std::min(moved_at_once, end_ - at));
     check();
   }
   for (TensorEntry& entry : tensors_) entry.offset -= header_bytes_ - needed;

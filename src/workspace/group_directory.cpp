@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "src/base/escaped.hpp"
 #include "src/workspace/group_directory.hpp"
+#include "src/base/escaped.hpp"
 
 #include <fmt/core.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linked into the program `muster`, for the tests of versions. Through the fault-injection seam it sees each system call
-// that the seam knows, in order.
+// Linked into the program `muster`, for the tests of versions. Through the fault-injection seam it sees each system
+// call that the seam knows, in order.
 //   MUSTER_TEST_CALLS=FILE  appends a line "CALL PATH" per call
 //   MUSTER_TEST_KILL=N      kills the process at the Nth call, before the kernel carries it out
 
