@@ -121,8 +121,9 @@ class Publisher {
   ///
   /// The first call continues after the newest version in SOURCE. It reads that version to compute the delta.
   ///
-  /// Each failure is one error that all ranks throw. No version appears then, and the next call may try again. The
-  /// group stays usable after Error(invalid_argument | rank_mismatch | not_found | corrupt | io | out_of_space |
+  /// Each failure is one error that all ranks throw. No version appears then, and the next call may try again. There is
+  /// one exception: if a rank is lost after the version has appeared, the call fails, too, and the next version has the
+  /// number after it. The group stays usable after Error(invalid_argument | rank_mismatch | not_found | corrupt | io | out_of_space |
   /// unsupported). Error(timeout | peer_lost | cancelled) aborts it. Throws Error(invalid_argument) if another
   /// publisher has taken the number, or if the chain in SOURCE does not begin at this base.
   PublishReport publish(std::span<const TensorPart> parts, const PublishOptions& options = {});
@@ -147,7 +148,8 @@ enum class PullDurability : std::uint8_t {
 struct PullOptions {
   /// The model directory that is version 0. It may be empty if the pull can begin at a full version or at `local`.
   std::string base = {};
-  /// The version to pull; 0: the base; unset: the newest one, or the base if SOURCE has no version.
+  /// The version to pull; 0: the base; unset: the newest one. If SOURCE has no version, `wait` is zero and `local` has
+  /// no version either, unset means the base.
   std::optional<std::uint64_t> version = {};
   /// How long to wait for a version, or for files of it, that do not exist yet or that a network file system does not
   /// show yet. Zero: it must exist.
@@ -189,7 +191,7 @@ struct PullReport {
 /// before the new version takes its place. Throws Error(corrupt) that names version, file and tensor if a version
 /// contradicts the format, or if its checksums do not match. Throws Error(not_found) if the version, or a version of
 /// its chain, does not exist after `wait`. Throws Error(timeout) if another process still pulls after `lock_timeout`.
-/// Throws Error(invalid_argument) if `local` is the base, is a mount point, or has files of other programs, and also if
+/// Throws Error(invalid_argument) if `local` is the base, is a mount point, or has files but no marker, and also if
 /// the chain begins at the base and `base` is empty. Throws Error(unsupported) for formats that this build cannot read,
 /// and Error(out_of_space | io).
 PullReport pull_version(const std::string& source, const std::string& local, const PullOptions& options = {});
