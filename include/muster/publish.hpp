@@ -123,9 +123,9 @@ class Publisher {
   ///
   /// Each failure is one error that all ranks throw. No version appears then, and the next call may try again. There is
   /// one exception: if a rank is lost after the version has appeared, the call fails, too, and the next version has the
-  /// number after it. The group stays usable after Error(invalid_argument | rank_mismatch | not_found | corrupt | io | out_of_space |
-  /// unsupported). Error(timeout | peer_lost | cancelled) aborts it. Throws Error(invalid_argument) if another
-  /// publisher has taken the number, or if the chain in SOURCE does not begin at this base.
+  /// number after it. The group stays usable after Error(invalid_argument | rank_mismatch | not_found | corrupt | io |
+  /// out_of_space | unsupported). Error(timeout | peer_lost | cancelled) aborts it. Throws Error(invalid_argument) if
+  /// another publisher has taken the number, or if the chain in SOURCE does not begin at this base.
   PublishReport publish(std::span<const TensorPart> parts, const PublishOptions& options = {});
 
  private:
