@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -231,12 +232,11 @@ nb::object object_of_part(const LayerPart& part) {
   return nb::make_tuple(part.layer, part.part, part.num_parts, nb::cast(part.ranks), configs, slices, tensors);
 }
 
-/// `source()` returns a tuple of one _core.Config, or None at the end; `consume(...)` receives a part. Both run on this
-/// thread.
-Any stream(Function source, nb::handle ranks, Group& group, Function consume, const Dict& options,
-           const std::stop_source& stop) {
-  StreamOptions given;
-  const Ranks list = arguments_of(GatherKind::stream, group, nullptr, [&] {
+/// `background`: the stop source of a call in the background, else null.
+std::pair<Ranks, StreamOptions> stream_arguments(nb::handle ranks, Group& group, const Dict& options,
+                                                 const std::stop_source* background) {
+  return arguments_of(GatherKind::stream, group, background, [&] {
+    StreamOptions given;
     given.memory_budget = bytes_of(options["memory_budget"]);
     given.pipeline_depth = argument_of<int>(options["pipeline_depth"], "pipeline_depth");
     given.route = route_named(argument_of<std::string>(options["route"], "route"));
@@ -244,18 +244,43 @@ Any stream(Function source, nb::handle ranks, Group& group, Function consume, co
     given.workspace.path = path_of(options["workspace_path"]);
     given.workspace.zstd_level = argument_of<std::optional<int>>(options["zstd_level"], "zstd_level");
     given.debug.detect_writes = argument_of<bool>(options["detect_writes"], "detect_writes");
-    return argument_of<Ranks>(ranks, "ranks");
+    return std::pair(argument_of<Ranks>(ranks, "ranks"), std::move(given));
   });
-  given.stop = stop.get_token();
-  const auto next = [&]() -> std::optional<Config> {
+}
+
+/// The functions of a stream. `source()` returns a tuple of one _core.Config, or None at the end; `consume(...)`
+/// receives a part.
+struct StreamFunctions {
+  nb::object source;
+  nb::object consume;
+
+  StreamFunctions(Function its_source, Function its_consume)
+      : source(std::move(its_source)), consume(std::move(its_consume)) {}
+  StreamFunctions& operator=(StreamFunctions&&) = delete;
+  /// The last owner may be a thread of the library, which does not hold the GIL.
+  ~StreamFunctions() {
+    if (!source.is_valid()) return;
+    const InPython in_python;
+    release();
+  }
+  void release() noexcept {
+    source.reset();
+    consume.reset();
+  }
+
+  [[nodiscard]] std::optional<Config> next() const {
     return call_python([&]() -> std::optional<Config> {
       const nb::object layer = source();
       if (layer.is_none()) return std::nullopt;
       return nb::cast<Config>(layer[0]);
     });
-  };
-  const auto take = [&](LayerPart& part) { call_python([&] { consume(object_of_part(part)); }); };
-  const StreamReport report = without_gil([&] { return gather_each(next, list_of(list), group, take, given); });
+  }
+  void take(const LayerPart& part) const {
+    call_python([&] { consume(object_of_part(part)); });
+  }
+};
+
+nb::object python_of(const StreamReport& report) {
   nb::dict result;
   result["route"] = std::string(to_string(report.route));
   result["reason"] = report.reason;
@@ -265,6 +290,43 @@ Any stream(Function source, nb::handle ranks, Group& group, Function consume, co
   result["seconds"] = report.seconds;
   result["peak_slot_bytes"] = report.peak_slot_bytes;
   return result;
+}
+
+/// Both functions run on this thread.
+Any stream(Function source, nb::handle ranks, Group& group, Function consume, const Dict& options,
+           const std::stop_source& stop) {
+  auto [list, given] = stream_arguments(ranks, group, options, nullptr);
+  given.stop = stop.get_token();
+  const StreamFunctions functions(std::move(source), std::move(consume));
+  return python_of(without_gil([&] {
+    return gather_each([&] { return functions.next(); }, list_of(list), group,
+                       [&](LayerPart& part) { functions.take(part); }, given);
+  }));
+}
+
+/// Both functions run on the thread of the group.
+GatherWork stream_async(Function source, nb::handle ranks, Group& group, Function consume, const Dict& options,
+                        const std::stop_source& stop) {
+  auto [list, given] = stream_arguments(ranks, group, options, &stop);
+  given.stop = stop.get_token();
+  const auto functions = std::make_shared<StreamFunctions>(std::move(source), std::move(consume));
+  const auto work = std::make_shared<Work<StreamReport>>(without_gil([&] {
+    return gather_each_async([functions] { return functions->next(); }, list_of(list), group,
+                             [functions](LayerPart& part) { functions->take(part); }, given);
+  }));
+  return {[work, functions]() -> nb::object {
+    std::exception_ptr raised;
+    StreamReport report;
+    try {
+      report = without_gil([&] { return work->get(); });
+    } catch (...) {
+      raised = std::current_exception();
+    }
+    // This thread holds the GIL. The thread of the group might release them only after the interpreter has ended.
+    if (work->is_done()) functions->release();
+    if (raised) std::rethrow_exception(raised);
+    return python_of(report);
+  }};
 }
 
 }  // namespace
@@ -291,6 +353,8 @@ void bind_gathers(nb::module_& module) {
     self.request_stop();
   });
   module.def("gather_each", stream, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg());
+  module.def("gather_each_async", stream_async, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg());
   module.def("trim", [](Group& group) { return without_gil([&] { return trim(group); }); });
 }
 

@@ -52,7 +52,7 @@ from ._launch import launch
 from ._logs import use_logging
 from ._names import missing_attribute as _missing_attribute
 from ._parts import Part
-from ._streams import LayerPart, gather_each
+from ._streams import LayerPart, gather_each, gather_each_async
 from ._typing import ReduceOp
 from ._versions import LocalVersion, Publisher, PublishReport, PullReport, VersionInfo, VersionLog, publish, pull, versions
 from .errors import (
@@ -113,6 +113,7 @@ __all__ = [
     "fingerprint",
     "from_process_group",
     "gather_each",
+    "gather_each_async",
     "get_configs_async",
     "get_configs_parallel",
     "get_tensors_async",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gather_each: streams one layer after the other from all ranks to the root, as a generator."""
+"""Streams of one layer after the other from all ranks to the root: gather_each, a generator, and gather_each_async."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import weakref
 from . import _core, errors
 from ._core import Group
 from ._groups import _resolve
+from ._names import checks_names
 from ._typing import Route
+
+if typing.TYPE_CHECKING:
+    from ._futures import Future
 
 
 class LayerPart:
@@ -217,6 +221,96 @@ def gather_each(
         raise
     finally:
         thread.join()
+
+
+@checks_names
+def gather_each_async(
+    layers: typing.Iterable[typing.Any],
+    consume: typing.Callable[[LayerPart], typing.Any],
+    ranks: typing.Iterable[int] | None = None,
+    group: Group | typing.Any = None,
+    *,
+    memory_budget: int | str = "256MiB",
+    pipeline_depth: int = 2,
+    route: Route = "auto",
+    timeout: float | None = None,
+    workspace_path: str | os.PathLike[str] | None = None,
+    zstd_level: int | None = None,
+    detect_writes: bool = False,
+) -> Future[dict[str, typing.Any]]:
+    """Starts a stream as gather_each(), and returns a Future of its report.
+
+    The rules are those of get_configs_async(). `layers` and `consume` run on a thread of the library, and must not use
+    `group`. To use asyncio in `consume`, call loop.call_soon_threadsafe().
+
+    Args:
+        layers: As for gather_each(). Tensors on GPUs are rejected.
+        consume: Called with each LayerPart, on the root only. The part ends when the call returns.
+        ranks: As for get_configs_parallel().
+        group: As for get_configs_parallel().
+        memory_budget: As for gather_each().
+        pipeline_depth: As for gather_each().
+        route: As for get_configs_parallel().
+        timeout: As for get_configs_parallel().
+        workspace_path: As for get_configs_parallel().
+        zstd_level: As for get_configs_parallel().
+        detect_writes: As for get_configs_parallel().
+
+    Returns:
+        A Future of a dict with route, reason, layers, parts, bytes, seconds and peak_slot_bytes of this rank.
+
+    Raises:
+        InvalidArgumentError: An argument is invalid. The futures of the other ranks raise it.
+        Error: The first such call of a group duplicates it, and raises the errors of duplicate().
+    """
+    from ._futures import Future
+
+    source = None
+    own: list[Exception] = []  # the exception of this rank's `layers` or `consume`
+
+    def next_layer():
+        nonlocal source
+        try:
+            if source is None:
+                if not callable(consume):
+                    raise errors.InvalidArgumentError(f"consume: {type(consume).__name__} is not callable: pass a function that takes a LayerPart")
+                source = _iterator_of(layers)
+            return (_core.Config(next(source)),)
+        except StopIteration:
+            return None
+        except Exception as error:
+            own.append(error)
+            raise
+
+    def take(values):
+        part = LayerPart(*values)
+        try:
+            consume(part)
+        except Exception as error:
+            own.append(error)
+            raise
+        finally:
+            part.release()
+
+    options = {
+        "memory_budget": memory_budget,
+        "pipeline_depth": pipeline_depth,
+        "route": route,
+        "timeout": timeout,
+        "workspace_path": workspace_path,
+        "zstd_level": zstd_level,
+        "detect_writes": detect_writes,
+    }
+    stop = _core.StopSource()
+    work = _core.gather_each_async(next_layer, ranks, _resolve(group), take, options, stop)
+
+    def get():
+        try:
+            return work.get()
+        except errors.Error as error:
+            raise error from (own[0] if own else None)
+
+    return Future(get, lambda report: report, stop)
 
 
 def _iterator_of(layers):

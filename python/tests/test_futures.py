@@ -78,6 +78,77 @@ def test_wrong_arguments_reach_all_ranks_in_order():
     assert told[0][1:] == [[1, 1], [2, 2]]
 
 
+def test_streams_in_the_background():
+    told = run(
+        """
+        import asyncio, weakref
+        seen, held = [], []
+        def layers():
+            for layer in range(4):
+                yield None if rank == 1 and layer == 2 else {"w": np.full((64, 64), 10 * layer + rank, "f4")}
+        def consume(part):
+            held.append(part)
+            for r, config in part.present():
+                w = config["w"]
+                seen.append([part.layer, r, None if w is None else float(w.numpy().max())])
+        last = weakref.ref(consume)
+        stream = muster.gather_each_async(layers(), consume, None, group, memory_budget="1MiB")
+        after = muster.get_configs_async(rank, [1, 0], group)
+        group.barrier()
+        report = stream.result(timeout=20)
+        found = [seen, [len(part) for part in held], [report["layers"], report["parts"] > 0, stream.cancel()], list(after.result())]
+        async def main():
+            return (await muster.gather_each_async([{}], lambda part: None, [1, 0], group))["layers"]
+        found.append(asyncio.run(main()))
+        # Nothing of the library keeps the functions.
+        del consume
+        found.append(last() is None)
+        tell(found)
+        """
+    )
+    rows = [[layer, rank, 10.0 * layer + rank] for layer in range(4) for rank in range(2) if (layer, rank) != (2, 1)]
+    assert told[0] == [rows, [0] * 4, [4, True, False], [], 1, True]
+    assert told[1] == [[], [], [4, True, False], [1, 0], 1, True]
+
+
+def test_streams_in_the_background_that_fail():
+    told = run(
+        """
+        def raises():
+            yield {"a": 1}
+            if rank == 1:
+                raise LookupError("the tape is torn")
+            yield {"a": 2}
+        def refuses(part):
+            raise ValueError("no room on the shelf")
+        bad = lambda value, good: value if rank == 1 else good
+        ignore = lambda part: None
+        def causes(call):
+            try:
+                call()
+            except muster.Error as error:
+                return [type(error).__name__, str(error), type(error.__cause__).__name__]
+        failures = [causes(lambda: call().result(timeout=20)) for call in (
+            lambda: muster.gather_each_async(raises(), ignore, None, group),
+            lambda: muster.gather_each_async([{}], refuses, None, group),
+            lambda: muster.gather_each_async(bad([{"x": 1j}], [{}]), ignore, None, group),
+            lambda: muster.gather_each_async(bad(5, []), ignore, None, group),
+            lambda: muster.gather_each_async([], ignore, None, group, memory_budget=bad("lots", "1MiB")),
+            lambda: muster.gather_each_async([], bad(None, ignore), None, group),
+        )]
+        tell([failures, muster.gather_each_async([{}], ignore, None, group).result(timeout=20)["layers"]])
+        """
+    )
+    words = [
+        ("IoError", "LookupError: the tape is torn", 1), ("IoError", "ValueError: no room on the shelf", 0), ("InvalidArgumentError", "config['x']: complex", 1),
+        ("InvalidArgumentError", "layers: 'int' object is not iterable", 1), ("InvalidArgumentError", "'lots' is not a size", None), ("InvalidArgumentError", "consume: NoneType", 1),
+    ]
+    for rank, (failures, layers) in enumerate(told):
+        assert layers == 1
+        for (kind, message, cause), (wanted, text, origin) in zip(failures, words):
+            assert kind == wanted and text in message and (cause != "NoneType") == (rank == origin), (rank, kind, message, cause)
+
+
 CANCEL = """
         import asyncio, concurrent.futures
         muster.get_configs_async(0, None, group).result()

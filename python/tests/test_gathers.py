@@ -67,6 +67,8 @@ def test_every_option_of_the_header_is_a_parameter():
     # `debug` of a stream is that of a gather.
     assert {"workspace_path" if name == "path" else name for name in members("gather_each.hpp", "StreamOptions")} - {"stop"} - stream == set()
     assert "detect_writes" in stream
+    background = inspect.signature(muster.gather_each_async).parameters
+    assert set(background) - stream == {"consume"} and stream <= set(background)
     for name, parallel in (("get_configs", muster.get_configs_parallel), ("get_tensors", muster.get_tensors_parallel), ("merge_tensor", muster.merge_tensor_parallel)):
         assert inspect.signature(getattr(muster, f"{name}_async")) == inspect.signature(parallel)
 

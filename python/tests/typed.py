@@ -76,6 +76,8 @@ def files(folder: pathlib.Path, group: muster.Group, weight: muster.Tensor) -> s
     for part in muster.gather_each(iter([config]), [0, 1], group, memory_budget="1MiB"):
         for rank, layer in part.present():
             shard[f"{rank}.{part.layer}"] = muster.as_tensor(layer["weight"], "U8", (4,))
+    streamed: muster.Future[dict[str, object]] = muster.gather_each_async([config], lambda part: print(part.layer), [0, 1], group, timeout=9)
+    print(streamed.result(timeout=10)["parts"])
     good: bool = muster.verify(folder)["good"]
     return "good" if good else shard["0.0"].dtype
 
