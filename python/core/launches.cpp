@@ -20,6 +20,7 @@
 #include "muster/state.hpp"
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
+#include "python/core/devices.hpp"
 #include "python/core/waiting.hpp"
 #include "src/compat/dist.hpp"
 #include "src/launch/subprocesses.hpp"
@@ -180,11 +181,16 @@ void bind_launches(nb::module_& module) {
       "init_dist",
       [](const nb::dict& config) {
         const MultiprocessConfig given = multiprocess_config_of(config);
+        load_devices_if_installed();
         without_gil([&] { init_dist(given); });
       },
       nb::arg("config"), nb::sig("def init_dist(config: dict[str, typing.Any]) -> None"));
   module.def(
-      "init_process_group", [](const std::string& backend) { without_gil([&] { dist::init_process_group(backend); }); },
+      "init_process_group",
+      [](const std::string& backend) {
+        load_devices_if_installed();
+        without_gil([&] { dist::init_process_group(backend); });
+      },
       nb::arg("backend"));
   module.def(
       "init_parallelism",

@@ -87,7 +87,10 @@ void MultiprocessConfig::resolve() {
 }
 
 std::string default_backend() {
+  const bool has_devices = visible_devices() > 0 && collectives::has_device_backend();
   if (auto named = os::environment("TORCH_DISTRIBUTED_BACKEND")) {
+    // Without a GPU, PyTorch's program may have requested it for another machine.
+    if (*named == "nccl" && !has_devices) return "tcp";
     try {
       collectives::check_backend_name(*named);
       return std::move(*named);
@@ -99,7 +102,7 @@ std::string default_backend() {
     }
     return "tcp";
   }
-  return visible_devices() > 0 && collectives::has_device_backend() ? "nccl" : "tcp";
+  return has_devices ? "nccl" : "tcp";
 }
 
 std::string get_distributed_backend() {

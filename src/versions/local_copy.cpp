@@ -29,16 +29,6 @@ std::string sync_path(const std::string& local, std::string_view name) {
   return join_path(join_path(local, std::string(sync_folder)), std::string(name));
 }
 
-std::string lock_path(const std::string& local) {
-  std::string name = local.substr(local.find_last_of('/') + 1);
-  if (name.size() > longest_stem) {
-    Digesting digesting;
-    digesting.add(std::as_bytes(std::span(name)));
-    name = name.substr(0, longest_stem) + "~" + digest_text(digesting.value());
-  }
-  return local.substr(0, local.find_last_of('/') + 1) + "." + name + ".muster-lock";
-}
-
 Digest parsed_digest(const Config& text) {
   if (const std::optional<Digest> digest = parse_digest(text.as_string())) return *digest;
   throw Error(ErrorKind::corrupt, fmt::format("{} is not a digest", in_quotes(text.as_string())));
@@ -185,6 +175,16 @@ LocalCopy read_local_copy(const std::string& local) {
     copy.reason = error.what();
   }
   return copy;
+}
+
+std::string lock_path(const std::string& local) {
+  std::string name = local.substr(local.find_last_of('/') + 1);
+  if (name.size() > longest_stem) {
+    Digesting digesting;
+    digesting.add(std::as_bytes(std::span(name)));
+    name = name.substr(0, longest_stem) + "~" + digest_text(digesting.value());
+  }
+  return local.substr(0, local.find_last_of('/') + 1) + "." + name + ".muster-lock";
 }
 
 CopyLocks::CopyLocks(std::string local, std::chrono::milliseconds timeout, std::function<void()> check)

@@ -73,6 +73,9 @@ struct LocalCopy {
 /// Reads marker and record, and checks the record. Reads no weights. Never throws because of their contents.
 LocalCopy read_local_copy(const std::string& local);
 
+/// Returns the path of Muster's lock of a copy.
+std::string lock_path(const std::string& local);
+
 /// The two locks of a copy. Muster's lock excludes other pulls, SGLang's lock also SGLang's own reader.
 class CopyLocks {
  public:

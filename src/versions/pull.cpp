@@ -541,6 +541,11 @@ class Pull {
     const auto begin = std::chrono::steady_clock::now();
     check_apart(local_, source_, "the directory of versions");
     check_apart(local_, options_.base, "the base");
+    // A refused directory gets no lock. If there is a lock, another pull may be exchanging the directory right now.
+    if (!os::file_status(lock_path(local_))) {
+      check_mount(local_);
+      check_contents(local_);
+    }
     check_();
     // Before the locks are taken: other processes may pull other versions meanwhile.
     wait_for_target(source_, request());

@@ -325,6 +325,55 @@ TEST_CASE("a tied head that the base lacks is left out, and one that it has rema
   }
 }
 
+TEST_CASE("a full version ends a chain that is damaged") {
+  const TemporaryDirectory work(Medium::memory);
+  run_ranks(2, [&](Group& group) {
+    SmallModel model;
+    if (group.rank() == 0) write_base(work / "base", model.wholes);
+    group.barrier();
+    {
+      Publisher publisher(work / "source", {.base = work / "base"}, group);
+      for (const std::uint8_t mask : {1, 2, 3}) {
+        model.change(mask);
+        (void)publisher.publish(model.parts(group));
+      }
+    }
+    if (group.rank() == 0) fs::remove_all(work / "source/weight_v000002");
+    group.barrier();
+    Publisher publisher(work / "source", {.base = work / "base"}, group);
+    check_refused(group, ErrorKind::not_found, "version 2 is missing",
+                  [&] { (void)publisher.publish(model.parts(group)); });
+    RANK_CHECK(publisher.publish(model.parts(group), {.full = true}).version == 4);
+    model.change(9);
+    RANK_CHECK(publisher.publish(model.parts(group)).version == 5);
+    if (group.rank() == 0) check_pulled(work, 5, model.wholes);
+  });
+}
+
+TEST_CASE("a publisher continues after a sync that failed when the version was visible") {
+  const TemporaryDirectory work(Medium::memory);
+  run_ranks(2, [&](Group& group) {
+    SmallModel model;
+    if (group.rank() == 0) write_base(work / "base", model.wholes);
+    group.barrier();
+    Publisher publisher(work / "source", {.base = work / "base"}, group);
+    for (std::uint64_t version = 1; version <= 3; ++version) {
+      model.change(static_cast<std::uint8_t>(version));
+      // The last sync of a publication is that of SOURCE. The first ones are those of the unfinished version.
+      std::optional<FailingCall> failing;
+      if (version == 2)
+        failing.emplace(CallToFail{.call = "rename", .path = "weight_v000002", .error = 0, .then = [&] {
+                                     failing.reset();
+                                     failing.emplace(CallToFail{.call = "fsync-directory", .error = EIO});
+                                   }});
+      const PublishReport report = publisher.publish(model.parts(group));
+      RANK_CHECK(report.version == version);
+      if (group.rank() == 0) RANK_CHECK(report.notes.size() == (version == 2 ? 1 : 0));
+    }
+    if (group.rank() == 0) check_pulled(work, 3, model.wholes);
+  });
+}
+
 TEST_CASE("old versions are deleted behind a full one") {
   const TemporaryDirectory work(Medium::memory);
   run_ranks(1, [&](Group& group) {
