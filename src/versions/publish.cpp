@@ -119,14 +119,15 @@ void make_source(const std::string& source) {
 class Publishing {
  public:
   Publishing(Group& group, std::string source, const PublisherOptions& options, const PublishOptions& publish,
-             OldVersion& old, std::optional<std::uint64_t> expected_old, bool is_kept)
+             OldVersion& old, std::optional<std::uint64_t> expected_old, bool is_kept, bool has_failed)
       : group_(group::inside(group)),
         source_(std::move(source)),
         options_(options),
         publish_(publish),
         old_(old),
         expected_old_(expected_old),
-        is_kept_(is_kept) {}
+        is_kept_(is_kept),
+        has_failed_(has_failed) {}
 
   /// Whether all ranks keep the version in memory, after run().
   [[nodiscard]] bool is_kept() const noexcept { return is_kept_; }
@@ -245,7 +246,7 @@ class Publishing {
                        fmt::format("it has no {}, so another program is writing it, or was killed. End that program, "
                                    "and delete the directory",
                                    model_index_name));
-    if (expected_old_ && newest == *expected_old_ + 1 && is_own(newest)) expected_old_.reset();
+    if (expected_old_ && has_failed_ && newest == *expected_old_ + 1 && is_own(newest)) expected_old_.reset();
     if (expected_old_ && newest != *expected_old_)
       throw file_error(ErrorKind::invalid_argument, "publishing", source_,
                        fmt::format("another publisher has published version {} after {} of this one. Only one trainer "
@@ -635,6 +636,7 @@ class Publishing {
   OldVersion& old_;
   std::optional<std::uint64_t> expected_old_;  // the version that the caller has published last
   bool is_kept_;                               // all ranks have its tensors in memory
+  bool has_failed_;                            // the last call failed, perhaps after its version had appeared
   std::atomic<bool> is_published_ = false;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   VersionPlan plan_;
@@ -673,12 +675,14 @@ class Publisher::State {
 
   PublishReport publish(std::span<const TensorPart> parts, const PublishOptions& options) {
     const group::GroupLock use(group_);
-    versions::Publishing publishing(group_, source_, options_, options, old_, last_, is_kept_);
+    versions::Publishing publishing(group_, source_, options_, options, old_, last_, is_kept_, has_failed_);
+    has_failed_ = true;
     PublishReport report = publishing.run(
         versions::request_for({}, options_, options_.plan.empty()),
         [&](Group& ranks) { return std::make_unique<LiveTensors>(parts, ranks); }, true);
     last_ = report.version;
     is_kept_ = publishing.is_kept();
+    has_failed_ = false;
     return report;
   }
 
@@ -689,6 +693,7 @@ class Publisher::State {
   versions::OldVersion old_;
   std::optional<std::uint64_t> last_;  // the version that this object has published last
   bool is_kept_ = false;               // all ranks keep it in memory
+  bool has_failed_ = false;            // the last call failed
 };
 
 Publisher::Publisher(std::string source, PublisherOptions options, Group& group) {
@@ -712,7 +717,7 @@ PublishReport publish_version(const std::string& model_or_shards, const std::str
                               const PublisherOptions& options, Group& group, const PublishOptions& publish) {
   const group::GroupLock use(group);
   versions::OldVersion old;
-  versions::Publishing publishing(group, source, options, publish, old, std::nullopt, false);
+  versions::Publishing publishing(group, source, options, publish, old, std::nullopt, false, false);
   const Request request = versions::request_for(model_or_shards, options, false);
   return publishing.run(
       request,

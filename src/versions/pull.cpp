@@ -580,7 +580,10 @@ class Pull {
         const bool is_begun = chain && chain->beginning == Chain::Beginning::local;
         // Other defects of the versions remain if the copy is seeded again.
         const bool is_in_doubt = is_copy_in_doubt_ || !is_inside(error.path(), source_);
-        if (error.kind() == ErrorKind::corrupt && is_begun && is_in_doubt && !is_damaged(*chain)) {
+        const std::optional<Error> file =
+            error.kind() == ErrorKind::corrupt && chain ? damaged_file(*chain, error.what()) : std::nullopt;
+        if (file && file->path() != error.path()) throw *file;
+        if (error.kind() == ErrorKind::corrupt && is_begun && is_in_doubt && !file) {
           copy.record.reset();
           copy.reason = error.what();
           damaged = error;
@@ -611,30 +614,39 @@ class Pull {
     return open_chain(source_, request);
   }
 
-  /// Returns whether a file of the chain is not what its publisher wrote, by the digests that Muster records.
-  [[nodiscard]] static bool is_damaged(const Chain& chain) {
+  /// Looks for a file of the chain that is not what its publisher wrote, by the digests that Muster records. Returns
+  /// the error that names it. After several deltas of a tensor, only the last checksum is compared, so that the error
+  /// of a FoldedReader may name a later version.
+  [[nodiscard]] std::optional<Error> damaged_file(const Chain& chain, std::string_view noticed) const {
     std::vector<std::byte> piece(fold_bytes);
     for (const OpenVersion& delta : chain.deltas) {
       if (!delta.index.own) continue;
       for (const SafetensorsFile& file : delta.files) {
         const auto facts = delta.index.own->files.find(name_of(file));
         if (facts == delta.index.own->files.end()) continue;
+        const std::string reading = fmt::format("reading version {}", delta.number());
         try {
           const os::ReadableFile opened = os::ReadableFile::open(file.path());
           Digesting digesting;
           for (std::uint64_t at = 0; at < opened.bytes(); at += piece.size()) {
+            check_();
             const std::span<std::byte> part =
                 std::span(piece).first(std::min<std::uint64_t>(piece.size(), opened.bytes() - at));
             opened.read_at(at, part);
             digesting.add(part);
           }
-          if (digesting.value() != facts->second.digest) return true;
-        } catch (const Error&) {
-          return true;
+          if (digesting.value() == facts->second.digest) continue;
+        } catch (const Error& error) {
+          if (error.kind() == ErrorKind::cancelled) throw;
+          return error.with_context(reading);
         }
+        return file_error(ErrorKind::corrupt, reading, file.path(),
+                          fmt::format("its bytes are not those that its publisher wrote. Publish a full version, or "
+                                      "pull a version that does not need this one. ({})",
+                                      noticed));
       }
     }
-    return false;
+    return std::nullopt;
   }
 
   PullReport apply(const LocalCopy& copy, const Chain& chain) {

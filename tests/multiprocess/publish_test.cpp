@@ -357,17 +357,17 @@ TEST_CASE("a publisher continues after a sync that failed when the version was v
     if (group.rank() == 0) write_base(work / "base", model.wholes);
     group.barrier();
     Publisher publisher(work / "source", {.base = work / "base"}, group);
+    int syncs = 0;
     for (std::uint64_t version = 1; version <= 3; ++version) {
       model.change(static_cast<std::uint8_t>(version));
-      // The last sync of a publication is that of SOURCE. The first ones are those of the unfinished version.
-      std::optional<FailingCall> failing;
-      if (version == 2)
-        failing.emplace(CallToFail{.call = "rename", .path = "weight_v000002", .error = 0, .then = [&] {
-                                     failing.reset();
-                                     failing.emplace(CallToFail{.call = "fsync-directory", .error = EIO});
-                                   }});
+      // The last directory that is synced is SOURCE.
+      const FailingCall failing({.call = "fsync-directory",
+                                 .path = "source",
+                                 .error = version == 2 ? EIO : 0,
+                                 .after = version == 2 ? syncs - 1 : 0});
       const PublishReport report = publisher.publish(model.parts(group));
       RANK_CHECK(report.version == version);
+      syncs = FailingCall::seen();
       if (group.rank() == 0) RANK_CHECK(report.notes.size() == (version == 2 ? 1 : 0));
     }
     if (group.rank() == 0) check_pulled(work, 3, model.wholes);
