@@ -131,6 +131,8 @@ class Publishing {
 
   /// Whether all ranks keep the version in memory, after run().
   [[nodiscard]] bool is_kept() const noexcept { return is_kept_; }
+  /// Whether the version may have appeared, although run() failed.
+  [[nodiscard]] bool may_be_visible() const noexcept { return may_be_visible_; }
 
   /// `request` and `open` are those of an export. `keeps` : step 6 keeps the tensors in memory.
   PublishReport run(Request request, ExportRun::Open open, bool keeps) {
@@ -153,6 +155,7 @@ class Publishing {
     // From here on, a stop request of a rank other than 0 is too late: rank 0 may be about to rename.
     agree_on(group_, "publish: collecting digests", [] {});
     if (!is_first()) is_published_ = true;
+    may_be_visible_ = true;
     agree_on(group_, "publish: finishing", [&] {
       if (is_first()) finish();
     });
@@ -637,6 +640,7 @@ class Publishing {
   std::optional<std::uint64_t> expected_old_;  // the version that the caller has published last
   bool is_kept_;                               // all ranks have its tensors in memory
   bool has_failed_;                            // the last call failed, perhaps after its version had appeared
+  bool may_be_visible_ = false;
   std::atomic<bool> is_published_ = false;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   VersionPlan plan_;
@@ -676,10 +680,15 @@ class Publisher::State {
   PublishReport publish(std::span<const TensorPart> parts, const PublishOptions& options) {
     const group::GroupLock use(group_);
     versions::Publishing publishing(group_, source_, options_, options, old_, last_, is_kept_, has_failed_);
-    has_failed_ = true;
-    PublishReport report = publishing.run(
-        versions::request_for({}, options_, options_.plan.empty()),
-        [&](Group& ranks) { return std::make_unique<LiveTensors>(parts, ranks); }, true);
+    PublishReport report;
+    try {
+      report = publishing.run(
+          versions::request_for({}, options_, options_.plan.empty()),
+          [&](Group& ranks) { return std::make_unique<LiveTensors>(parts, ranks); }, true);
+    } catch (...) {
+      has_failed_ = has_failed_ || publishing.may_be_visible();
+      throw;
+    }
     last_ = report.version;
     is_kept_ = publishing.is_kept();
     has_failed_ = false;
@@ -693,7 +702,7 @@ class Publisher::State {
   versions::OldVersion old_;
   std::optional<std::uint64_t> last_;  // the version that this object has published last
   bool is_kept_ = false;               // all ranks keep it in memory
-  bool has_failed_ = false;            // the last call failed
+  bool has_failed_ = false;            // a call since then failed, perhaps after its version had appeared
 };
 
 Publisher::Publisher(std::string source, PublisherOptions options, Group& group) {
