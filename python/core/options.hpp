@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -39,8 +40,14 @@ class Options {
     read(name, [&](nb::handle object) { value = ParallelLayout::parse(nb::cast<std::string>(nb::str(object))); });
   }
   void take(const char* name, std::chrono::seconds& value) const {
-    read(name,
-         [&](nb::handle object) { value = std::chrono::seconds(static_cast<std::int64_t>(nb::cast<double>(object))); });
+    read(name, [&](nb::handle object) {
+      // A century, which is far from the limits of a clock.
+      constexpr double longest = 100.0 * 365 * 24 * 3600;
+      const auto seconds = nb::cast<double>(object);
+      if (!(seconds >= 0))
+        throw Error(ErrorKind::invalid_argument, fmt::format("{}: {} is not a time of at least 0 s", name, seconds));
+      value = std::chrono::ceil<std::chrono::seconds>(std::chrono::duration<double>(std::min(seconds, longest)));
+    });
   }
   void take(const char* name, std::map<std::string, std::string>& value) const {
     read(name, [&](nb::handle object) { value = texts_of(object, name); });

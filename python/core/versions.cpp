@@ -97,35 +97,39 @@ class OpenPublisher {
  public:
   OpenPublisher(const std::string& source, std::shared_ptr<Group> group, const Dict& given) : group_(std::move(group)) {
     PublisherOptions options = agreed(*group_, "publisher: arguments", [&] { return publisher_options_of(given); });
-    without_gil([&] { publisher_.emplace(source, std::move(options), *group_); });
+    without_gil([&] { publisher_ = std::make_shared<Publisher>(source, std::move(options), *group_); });
   }
   OpenPublisher& operator=(OpenPublisher&&) = delete;
   ~OpenPublisher() { close(); }
 
   nb::object publish(nb::handle tensors, const Dict& given, nb::handle progress) {
-    if (!publisher_) throw Error(ErrorKind::invalid_argument, "Publisher: it is closed. Make another one");
+    // Another thread may close this object meanwhile.
+    const std::shared_ptr<Group> group = group_;
+    const std::shared_ptr<Publisher> publisher = publisher_;
+    if (!publisher) throw Error(ErrorKind::invalid_argument, "Publisher: it is closed. Make another one");
     struct Arguments {
       PublishOptions options;
       std::vector<TensorPart> parts;
     };
-    Arguments arguments = agreed(*group_, "publish: arguments", [&] {
+    Arguments arguments = agreed(*group, "publish: arguments", [&] {
       return Arguments{publish_options_of(given), live_parts_of(tensors)};
     });
-    return published(*group_, std::move(arguments.options), progress,
-                     [&](const PublishOptions& options) { return publisher_->publish(arguments.parts, options); });
+    return published(*group, std::move(arguments.options), progress,
+                     [&](const PublishOptions& options) { return publisher->publish(arguments.parts, options); });
   }
 
   void close() {
-    if (!publisher_) return;
+    std::shared_ptr<Publisher> publisher = std::move(publisher_);
+    std::shared_ptr<Group> group = std::move(group_);
     without_gil([&] {
-      publisher_.reset();
-      group_.reset();
+      publisher.reset();
+      group.reset();
     });
   }
 
  private:
   std::shared_ptr<Group> group_;
-  std::optional<Publisher> publisher_;
+  std::shared_ptr<Publisher> publisher_;
 };
 
 nb::object publish_files(const std::string& model, const std::string& source, std::shared_ptr<Group> group,

@@ -127,6 +127,9 @@ def test_invalid_arguments_publish_nothing(tmp_path, base):
     source = tmp_path / "weights"
     with pytest.raises(muster.InvalidArgumentError, match="encoding: unknown value 'add'"):
         muster.Publisher(source, base=base, encoding="add", group=muster.single_group())
+    for wrong in (-1, float("nan"), "soon"):
+        with pytest.raises(muster.InvalidArgumentError, match="keep_for"):
+            muster.Publisher(source, base=base, keep_for=wrong, group=muster.single_group())
     with pytest.raises(muster.Error):
         muster.Publisher(source, base=tmp_path / "none", group=muster.single_group()).publish(model(1))
     publisher = muster.Publisher(source, base=base, group=muster.single_group())
