@@ -37,7 +37,8 @@ breathe_default_project = "muster"
 breathe_show_include = False
 cpp_index_common_prefix = ["muster::"]
 # Each page of a header opens the namespaces again. The compiler refuses real duplicates.
-suppress_warnings = ["duplicate_declaration.cpp"]
+# Sphinx also looks for builtin types such as "bytes" among the attributes of classes, and may find several.
+suppress_warnings = ["duplicate_declaration.cpp", "ref.python"]
 # Docstrings mark code as Markdown does.
 default_role = "literal"
 
