@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Damages versions and local copies in hundreds of ways. `muster pull` either refuses with one message that names version,
 file and tensor, and leaves the local copy unchanged, or it gives the right bytes.

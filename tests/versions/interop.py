@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Versions that Muster publishes are read by the independent reader, and the other way round, with equal bytes."""
 

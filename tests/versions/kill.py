@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Kills `muster publish` and `muster pull` at random moments, and at each system call of the fault-injection seam.
 

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Power failures. After `muster publish` and `muster pull --durability synced` have succeeded, everything is on the disk,
 and no name is given to bytes or names that are not. With `boot`, the record is void after a reboot.

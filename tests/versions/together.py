@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Several processes at once: publishers of the same version, pullers of one host, retention while readers pull, and
 readers whose listings and files are stale, like those of a network file system (MUSTER_FAULTY_FS).
