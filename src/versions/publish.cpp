@@ -731,7 +731,8 @@ PublishReport publish_version(const std::string& model_or_shards, const std::str
   return publishing.run(
       request,
       [&](Group& ranks) {
-        return std::make_unique<ShardSet>(request.path, ranks.rank(), ranks.size(), request.states, request.thirdparty);
+        return std::make_unique<ShardSet>(request.path, ranks.rank(), ranks.size(), request.states, request.thirdparty,
+                                          ModelReaders::all);
       },
       false);
 }

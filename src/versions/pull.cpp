@@ -254,8 +254,8 @@ class Successor {
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] std::string place(const std::string& name) const { return join_path(path_, name); }
 
-  /// Gives it its name, and deletes the old directory.
-  void take_name(const std::string& local, bool is_synced) {
+  /// Gives it its name, and deletes the old directory. Returns a note if only the last sync has failed.
+  std::string take_name(const std::string& local, bool is_synced) {
     if (rights_) os::set_rights(path_, *rights_);
     if (is_synced) sync_all();
     if (os::file_status(local)) {
@@ -264,7 +264,12 @@ class Successor {
       os::rename_to_new(path_, local);
       path_.clear();
     }
-    if (is_synced) os::sync_directory(os::directory_of(local));
+    try {
+      if (is_synced) os::sync_directory(os::directory_of(local));
+    } catch (const Error& error) {
+      return fmt::format("the copy is complete, but a power failure may undo it: {}", error.what());
+    }
+    return {};
   }
 
  private:
@@ -688,7 +693,8 @@ class Pull {
     report.skipped = begin.extras.skipped;
     finish(chain, copy, std::move(weights).states(), begin, successor);
     check_();
-    successor.take_name(local_, is_synced);
+    if (std::string note = successor.take_name(local_, is_synced); !note.empty())
+      report.notes.push_back(std::move(note));
     return report;
   }
 

@@ -325,6 +325,21 @@ TEST_CASE("a tied head that the base lacks is left out, and one that it has rema
   }
 }
 
+TEST_CASE("the ranks share the work of publishing a model's files") {
+  const TemporaryDirectory work(Medium::memory);
+  run_ranks(2, [&](Group& group) {
+    SmallModel model;
+    if (group.rank() == 0) write_base(work / "base", model.wholes);
+    for (auto& [name, whole] : model.wholes) whole = masked(whole, 1);
+    if (group.rank() == 0) write_base(work / "new", model.wholes);
+    group.barrier();
+    const PublishReport report = publish_version(work / "new", work / "source", {.base = work / "base"}, group);
+    if (group.rank() != 0) return;
+    RANK_CHECK(report.kind == VersionKind::delta && report.changed_tensors == 3 && report.files == 2);
+    check_pulled(work, 1, model.wholes);
+  });
+}
+
 TEST_CASE("a full version ends a chain that is damaged") {
   const TemporaryDirectory work(Medium::memory);
   run_ranks(2, [&](Group& group) {

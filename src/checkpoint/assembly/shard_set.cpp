@@ -133,7 +133,7 @@ int count_shard_files(const std::string& directory) {
 }
 
 ShardSet::ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice,
-                   const thirdparty::Choice& foreign) {
+                   const thirdparty::Choice& foreign, ModelReaders readers) {
   path_ = directory;
   PathContents contents = contents_of(directory, foreign);
   foreign_ = std::move(contents.foreign);
@@ -142,7 +142,7 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
   } else if (contents.kind == PathContents::Kind::foreign) {
     open_foreign(*foreign_, process, processes, foreign);
   } else if (contents.kind == PathContents::Kind::model) {
-    if (process == 0) open_model(directory);
+    if (process == 0 || readers == ModelReaders::all) open_model(directory, process, readers);
     count_ = 1;
   } else if (std::error_code error; std::filesystem::is_regular_file(directory, error)) {
     const std::string_view advice = formats::advice_about(formats::kind_of_file(os::ReadableFile::open(directory)));
@@ -232,7 +232,7 @@ void ShardSet::open_foreign(const thirdparty::FoundCheckpoint& found, int proces
   }
 }
 
-void ShardSet::open_model(const std::string& directory) {
+void ShardSet::open_model(const std::string& directory, int process, ModelReaders readers) {
   const ModelDir model = ModelDir::open(directory);
   ShardListing listing{.rank = 0};
   os::allow_open_files(model.files().size() + files_beside);
@@ -247,7 +247,8 @@ void ShardSet::open_model(const std::string& directory) {
   for (const TensorEntry& entry : tensors()) listing.tensors.push_back({entry.name, {entry.dtype, entry.shape}});
   listing.facts = facts_of_whole();
   metadata_ = model.metadata();
-  listings_.push_back(std::move(listing));
+  if (readers == ModelReaders::all) whole_ = listing.identity;
+  if (process == 0) listings_.push_back(std::move(listing));
 }
 
 void ShardSet::open_files(const std::string& directory, int process, int processes) {

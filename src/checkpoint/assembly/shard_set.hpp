@@ -90,6 +90,12 @@ PathContents contents_of(const std::string& path, const thirdparty::Choice& choi
 /// Returns the number of ranks of a directory of kind shards. Throws as count_shards.
 int count_shard_files(const std::string& directory);
 
+/// The processes that read a whole model in Hugging Face's layout.
+enum class ModelReaders : std::uint8_t {
+  first,  ///< process 0; the others need no access to it
+  all,    ///< all: each reads what it writes
+};
+
 /// The shards that one process reads: rank, rank + processes, ... There are three sources. Safetensors files of a
 /// directory are verified against their checksums while they are read. States of a workspace are those that all ranks
 /// have (workspace::choose_common_states). The third source is a third-party checkpoint. A whole model or whole
@@ -99,7 +105,7 @@ class ShardSet : public FileTensors, public ExportSource {
   /// Opens the shards. `choice` is for a workspace. Throws Error(not_found | corrupt | io | invalid_argument) that
   /// names the file, and Error(unsupported) if a reader has lost data.
   ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice = {},
-           const thirdparty::Choice& foreign = {});
+           const thirdparty::Choice& foreign = {}, ModelReaders readers = ModelReaders::first);
 
   [[nodiscard]] const TensorSource& elements() const noexcept override { return *this; }
   [[nodiscard]] const std::vector<ShardListing>& listings() const noexcept override { return listings_; }
@@ -123,7 +129,7 @@ class ShardSet : public FileTensors, public ExportSource {
  private:
   void open_foreign(const thirdparty::FoundCheckpoint& found, int process, int processes,
                     const thirdparty::Choice& choice);
-  void open_model(const std::string& directory);
+  void open_model(const std::string& directory, int process, ModelReaders readers);
   void open_files(const std::string& directory, int process, int processes);
   void open_states(const std::string& workspace, int process, int processes, const workspace::StateChoice& choice);
   template <class Opened>
