@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "muster/state.hpp"
+#include "src/os/file.hpp"
 
 namespace muster::versions {
 namespace {
@@ -20,6 +21,7 @@ namespace {
 constexpr std::array<std::string_view, 3> format_names = {"xxh3-128", "adler32", "blake3"};
 constexpr std::array<std::size_t, 3> checksum_digits = {32, 8, 64};
 constexpr std::size_t half_digits = 16;
+constexpr std::uint64_t hashed_at_once = std::uint64_t{1} << 20;
 
 bool is_lower_hex(std::string_view text) noexcept {
   return text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
@@ -57,6 +59,19 @@ void Digesting::add(std::span<const std::byte> bytes) {
 Digest Digesting::value() const {
   const XXH128_hash_t hash = XXH3_128bits_digest(&state_->xxh3);
   return {hash.low64, hash.high64};
+}
+
+Digest digest_of_file(const std::string& path, const std::function<void(std::uint64_t)>& check) {
+  const os::ReadableFile file = os::ReadableFile::open(path);
+  Digesting digesting;
+  std::vector<std::byte> memory(std::min(hashed_at_once, file.bytes()));
+  for (std::uint64_t at = 0; at < file.bytes(); at += hashed_at_once) {
+    const auto piece = std::span(memory).first(std::min(hashed_at_once, file.bytes() - at));
+    file.read_at(at, piece);
+    digesting.add(piece);
+    check(piece.size());
+  }
+  return digesting.value();
 }
 
 std::string_view to_string(ChecksumFormat format) noexcept {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -39,6 +40,10 @@ class Digesting {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Returns the digest of a whole file. `check` is called with the size of each piece, and may throw. Throws
+/// Error(not_found | io).
+Digest digest_of_file(const std::string& path, const std::function<void(std::uint64_t)>& check);
 
 /// The checksums that the format knows.
 enum class ChecksumFormat : std::uint8_t { xxh3_128, adler32, blake3 };

@@ -40,15 +40,6 @@ bool VersionLog::is_sound() const noexcept {
 namespace versions {
 namespace {
 
-/// The bytes that are read at once when whole files are hashed.
-constexpr std::uint64_t hashed_at_once = std::uint64_t{4} << 20;
-
-FileTensors tensors_of(std::span<const SafetensorsFile> files) {
-  FileTensors tensors;
-  for (const SafetensorsFile& file : files) tensors.add(file);
-  return tensors;
-}
-
 std::string file_name_of(const std::string& path) {
   return path.substr(path.rfind('/') + 1);
 }
@@ -96,7 +87,6 @@ class LogReading {
     try {
       if (const auto status = os::file_status(info.path)) info.published = status->changed;
       version.open = open_version(source_, number);
-      os::allow_more_open_files(version.open->files.size());
       describe(*version.open, info);
     } catch (const Error& error) {
       if (!is_finding(error)) throw;
@@ -151,7 +141,7 @@ class LogReading {
       } else if (info.kind == VersionKind::full) {
         cause.clear();
         info.begins_at = info.version;
-        tensors = tensors_of(version.open->files).tensors();
+        tensors = FileTensors(version.open->files).tensors();
       } else {
         if (info.version == 1) info.begins_at = 0;
         if (!cause.empty()) {
@@ -247,8 +237,8 @@ class LogReading {
   }
 
   [[nodiscard]] FileTensors begin_of(const Segment& segment) const {
-    return tensors_of(segment.full != nullptr ? std::span<const SafetensorsFile>(segment.full->open->files)
-                                              : std::span<const SafetensorsFile>(base_->files()));
+    return FileTensors(segment.full != nullptr ? std::span<const SafetensorsFile>(segment.full->open->files)
+                                               : std::span<const SafetensorsFile>(base_->files()));
   }
 
   /// Step 3.
@@ -258,11 +248,10 @@ class LogReading {
       if (!version.open || !version.open->index.own) continue;
       for (const SafetensorsFile& file : version.open->files) files.emplace_back(&version, &file);
     }
-    std::vector<std::vector<std::byte>> memory(copy_workers());
-    parallel_for(files.size(), memory.size(), [&](std::size_t at, std::size_t worker) {
+    parallel_for(files.size(), copy_workers(), [&](std::size_t at, std::size_t) {
       const auto& [version, file] = files[at];
       try {
-        hash_file(*version, file->path(), memory[worker], progress);
+        hash_file(*version, file->path(), progress);
       } catch (const Error& error) {
         if (!is_finding(error)) throw;
         defect(*version, error.what());
@@ -270,25 +259,16 @@ class LogReading {
     });
   }
 
-  void hash_file(LoggedVersion& version, const std::string& path, std::vector<std::byte>& memory,
-                 ProgressCounter& progress) {
+  void hash_file(LoggedVersion& version, const std::string& path, ProgressCounter& progress) {
     const std::string name = file_name_of(path);
     const auto facts = version.open->index.own->files.find(name);
     if (facts == version.open->index.own->files.end())
       return defect(version, fmt::format("file {}: the index records no digest of it", in_quotes(name)));
-    const os::ReadableFile file = os::ReadableFile::open(path);
-    if (file.bytes() != facts->second.bytes)
-      return defect(version, fmt::format("file {}: {} bytes present, {} recorded", in_quotes(name), file.bytes(),
-                                         facts->second.bytes));
-    Digesting digesting;
-    memory.resize(hashed_at_once);
-    for (std::uint64_t at = 0; at < file.bytes(); at += hashed_at_once) {
-      const std::span piece = std::span(memory).first(std::min(hashed_at_once, file.bytes() - at));
-      file.read_at(at, piece);
-      digesting.add(piece);
-      progress.add(piece.size());
-    }
-    if (const Digest found = digesting.value(); found != facts->second.digest)
+    if (const std::uint64_t bytes = os::ReadableFile::open(path).bytes(); bytes != facts->second.bytes)
+      return defect(version,
+                    fmt::format("file {}: {} bytes present, {} recorded", in_quotes(name), bytes, facts->second.bytes));
+    const Digest found = digest_of_file(path, [&](std::uint64_t bytes) { progress.add(bytes); });
+    if (found != facts->second.digest)
       defect(version, fmt::format("file {}: digest {}, recorded {}: data is corrupted", in_quotes(name),
                                   digest_text(found), digest_text(facts->second.digest)));
   }

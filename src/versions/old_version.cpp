@@ -20,16 +20,11 @@
 namespace muster::versions {
 
 std::shared_ptr<const TensorSource> tensors_of_model(const std::string& directory) {
-  const ModelDir model = ModelDir::open(directory);
-  auto tensors = std::make_shared<FileTensors>();
-  for (const SafetensorsFile& file : model.files()) tensors->add(file);
-  return tensors;
+  return std::make_shared<FileTensors>(ModelDir::open(directory).files());
 }
 
 std::shared_ptr<const TensorSource> tensors_of_version(const OpenVersion& full) {
-  auto tensors = std::make_shared<FileTensors>();
-  for (const SafetensorsFile& file : full.files) tensors->add(file);
-  return tensors;
+  return std::make_shared<FileTensors>(full.files);
 }
 
 /// Tensors in memory.

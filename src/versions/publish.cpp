@@ -5,10 +5,9 @@
 //  2. The ranks list their tensors, and rank 0 plans the result as for an export. It compares names, dtypes and shapes
 //     with the old version, which decides between a full version and a delta.
 //  3. Rank 0 gives each tensor to one rank, and creates weight_v00000N.partial-NONCE@WRITER.
-//  4. Each rank writes its tensors to one file, or, if there is only one rank, to one file per thread. Piece by piece
-//  it
-//     reads the new bytes and the old ones, and appends their difference. Parts that other ranks have pass through
-//     shared memory or messages (assembly.hpp). The files are synced.
+//  4. Each rank writes its tensors to one file. If there is only one rank, each of its threads has a file. Piece by
+//     piece, a rank reads the new bytes and the old ones, and appends their difference. Parts that other ranks have
+//     pass through shared memory or messages (assembly.hpp). The files are synced.
 //  5. Each rank tells rank 0 its tensors and digests. Rank 0 gives the files their names, writes the index, and
 //     renames the directory. The version appears in this moment.
 //  6. Only now does the new version become the old one: each rank applies the delta to the tensors that it keeps in
@@ -21,9 +20,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <numeric>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
 #include "muster/error.hpp"
@@ -116,25 +113,26 @@ void make_source(const std::string& source) {
     throw file_error(ErrorKind::invalid_argument, "publishing", source, "it is not a directory");
 }
 
+/// The calls of one publisher so far, on one rank.
+struct History {
+  std::optional<std::uint64_t> last = {};  ///< the version that it has published last
+  bool is_kept = false;                    ///< all ranks keep that version in memory
+  bool may_be_ahead = false;               ///< a later call has failed, perhaps after its version had appeared
+};
+
 class Publishing {
  public:
+  /// A call that succeeds updates `history`.
   Publishing(Group& group, std::string source, const PublisherOptions& options, const PublishOptions& publish,
-             OldVersion& old, std::optional<std::uint64_t> expected_old, bool is_kept, bool has_failed)
+             OldVersion& old, History& history)
       : group_(group::inside(group)),
         source_(std::move(source)),
         options_(options),
         publish_(publish),
         old_(old),
-        expected_old_(expected_old),
-        is_kept_(is_kept),
-        has_failed_(has_failed) {}
+        history_(history) {}
 
-  /// Whether all ranks keep the version in memory, after run().
-  [[nodiscard]] bool is_kept() const noexcept { return is_kept_; }
-  /// Whether the version may have appeared, although run() failed.
-  [[nodiscard]] bool may_be_visible() const noexcept { return may_be_visible_; }
-
-  /// `request` and `open` are those of an export. `keeps` : step 6 keeps the tensors in memory.
+  /// `request` and `open` are those of an export. `keeps`: step 6 keeps the tensors in memory.
   PublishReport run(Request request, ExportRun::Open open, bool keeps) {
     trace::Span span(trace::SpanKind::export_model, "publish", group_.operations().next());
     const FailOnStop on_stop = fail_on_stop(group_, publish_.stop, &is_published_);
@@ -155,7 +153,7 @@ class Publishing {
     // From here on, a stop request of a rank other than 0 is too late: rank 0 may be about to rename.
     agree_on(group_, "publish: collecting digests", [] {});
     if (!is_first()) is_published_ = true;
-    may_be_visible_ = true;
+    history_.may_be_ahead = true;
     agree_on(group_, "publish: finishing", [&] {
       if (is_first()) finish();
     });
@@ -249,12 +247,13 @@ class Publishing {
                        fmt::format("it has no {}, so another program is writing it, or was killed. End that program, "
                                    "and delete the directory",
                                    model_index_name));
-    if (expected_old_ && has_failed_ && newest == *expected_old_ + 1 && is_own(newest)) expected_old_.reset();
-    if (expected_old_ && newest != *expected_old_)
+    if (history_.last && history_.may_be_ahead && newest == *history_.last + 1 && is_own(newest))
+      history_ = {.last = newest};
+    if (history_.last && newest != *history_.last)
       throw file_error(ErrorKind::invalid_argument, "publishing", source_,
                        fmt::format("another publisher has published version {} after {} of this one. Only one trainer "
                                    "may publish here. End it, and construct a new Publisher to continue",
-                                   newest, words_of(*expected_old_)));
+                                   newest, words_of(*history_.last)));
     if (publish_.version && *publish_.version != newest + 1)
       throw file_error(
           ErrorKind::invalid_argument, "publishing", source_,
@@ -280,8 +279,7 @@ class Publishing {
     report_.reason = reason_for_full();
     plan_.kind = report_.reason.empty() ? VersionKind::delta : VersionKind::full;
     plan_.encoding = options_.encoding;
-    if (plan_.kind == VersionKind::delta)
-      plan_.digests_old = (expected_old_ && is_kept_) || has_verified_copy() ? 0 : 1;
+    if (plan_.kind == VersionKind::delta) plan_.digests_old = history_.is_kept || has_verified_copy() ? 0 : 1;
     config_text_ = job.config_text;
     if (plan_.kind == VersionKind::full) {
       carried_ = extra_files_of(options_.base);
@@ -600,7 +598,7 @@ class Publishing {
     std::vector<std::uint8_t> all(static_cast<std::size_t>(group_.size()));
     group_.all_gather(std::as_bytes(std::span(&has_kept, 1)), std::as_writable_bytes(std::span(all)),
                       {.phase = "publish: finishing"});
-    is_kept_ = std::ranges::find(all, 0) == all.end();
+    history_ = {.last = plan_.version, .is_kept = std::ranges::find(all, 0) == all.end()};
     if (is_first()) remove_old_versions(full);
   }
 
@@ -637,10 +635,7 @@ class Publishing {
   const PublisherOptions& options_;
   const PublishOptions& publish_;
   OldVersion& old_;
-  std::optional<std::uint64_t> expected_old_;  // the version that the caller has published last
-  bool is_kept_;                               // all ranks have its tensors in memory
-  bool has_failed_;                            // the last call failed, perhaps after its version had appeared
-  bool may_be_visible_ = false;
+  History& history_;
   std::atomic<bool> is_published_ = false;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   VersionPlan plan_;
@@ -679,20 +674,10 @@ class Publisher::State {
 
   PublishReport publish(std::span<const TensorPart> parts, const PublishOptions& options) {
     const group::GroupLock use(group_);
-    versions::Publishing publishing(group_, source_, options_, options, old_, last_, is_kept_, has_failed_);
-    PublishReport report;
-    try {
-      report = publishing.run(
-          versions::request_for({}, options_, options_.plan.empty()),
-          [&](Group& ranks) { return std::make_unique<LiveTensors>(parts, ranks); }, true);
-    } catch (...) {
-      has_failed_ = has_failed_ || publishing.may_be_visible();
-      throw;
-    }
-    last_ = report.version;
-    is_kept_ = publishing.is_kept();
-    has_failed_ = false;
-    return report;
+    versions::Publishing publishing(group_, source_, options_, options, old_, history_);
+    return publishing.run(
+        versions::request_for({}, options_, options_.plan.empty()),
+        [&](Group& ranks) { return std::make_unique<LiveTensors>(parts, ranks); }, true);
   }
 
  private:
@@ -700,9 +685,7 @@ class Publisher::State {
   PublisherOptions options_;
   Group& group_;
   versions::OldVersion old_;
-  std::optional<std::uint64_t> last_;  // the version that this object has published last
-  bool is_kept_ = false;               // all ranks keep it in memory
-  bool has_failed_ = false;            // a call since then failed, perhaps after its version had appeared
+  versions::History history_;
 };
 
 Publisher::Publisher(std::string source, PublisherOptions options, Group& group) {
@@ -726,7 +709,8 @@ PublishReport publish_version(const std::string& model_or_shards, const std::str
                               const PublisherOptions& options, Group& group, const PublishOptions& publish) {
   const group::GroupLock use(group);
   versions::OldVersion old;
-  versions::Publishing publishing(group, source, options, publish, old, std::nullopt, false, false);
+  versions::History history;
+  versions::Publishing publishing(group, source, options, publish, old, history);
   const Request request = versions::request_for(model_or_shards, options, false);
   return publishing.run(
       request,

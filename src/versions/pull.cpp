@@ -2,13 +2,11 @@
 // pull_version(): a copy on this host that is the old version or the new one at any moment.
 //
 //  1. Everything that can be refused without work is refused: places, mount points, files of other programs.
-//  2. The locks are taken. Their holder deletes the leftovers next to LOCAL, because no other process can be using
-//  them.
+//  2. The locks are taken. Their holder deletes the leftovers next to LOCAL: no other process can be using them.
 //  3. The chain of versions is found and checked. It begins at LOCAL, if its record is valid, or at a full version or
 //     the base.
-//  4. The successor grows next to LOCAL. Files without changes are hard links of LOCAL's files. In the others,
-//  unchanged
-//     tensors of LOCAL are copied, and all other tensors are read, changed, hashed and written piece by piece.
+//  4. The successor grows next to LOCAL. Files without changes are hard links of LOCAL's files. In the others, the
+//     unchanged tensors of LOCAL are copied. All other tensors are read, changed, hashed and written piece by piece.
 //  5. The checksums are compared. Marker and record are written.
 //  6. The directories exchange their names, and the old one is deleted.
 //
@@ -41,6 +39,7 @@
 #include "src/checkpoint/assembly/shard_set.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/checkpoint/model/model_survey.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
 #include "src/core/thread_pool.hpp"
 #include "src/formats/json_text.hpp"
 #include "src/os/clock.hpp"
@@ -127,12 +126,6 @@ void check_contents(const std::string& local) {
                   "a new directory",
                   in_quotes(names.files.empty() ? names.folders.front() : names.files.front()), sync_folder,
                   marker_name));
-}
-
-void remove_quietly(const std::string& path) noexcept {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) log(LogLevel::warning, fmt::format("{}: deleting: {}", in_quotes(path), error.message()));
 }
 
 /// Deletes leftovers of killed pulls. If one was killed between two renames, the old copy gets its name again. The
@@ -335,7 +328,7 @@ class WeightCopies {
       for (const TensorState& tensor : record->tensors) recorded_.emplace(tensor.name, &tensor);
     for (const OpenVersion& delta : chain.deltas)
       for (const auto& [name, place] : delta.tensors) changed_.insert(name);
-    for (const SafetensorsFile& file : begin.files) tensors_.add(file);
+    tensors_ = FileTensors(begin.files);
   }
 
   /// Checks that the deltas fit. Makes hard links of files without changes, and plans the other files.
@@ -623,7 +616,6 @@ class Pull {
   /// the error that names it. After several deltas of a tensor, only the last checksum is compared, so that the error
   /// of a FoldedReader may name a later version.
   [[nodiscard]] std::optional<Error> damaged_file(const Chain& chain, std::string_view noticed) const {
-    std::vector<std::byte> piece(fold_bytes);
     for (const OpenVersion& delta : chain.deltas) {
       if (!delta.index.own) continue;
       for (const SafetensorsFile& file : delta.files) {
@@ -631,16 +623,7 @@ class Pull {
         if (facts == delta.index.own->files.end()) continue;
         const std::string reading = fmt::format("reading version {}", delta.number());
         try {
-          const os::ReadableFile opened = os::ReadableFile::open(file.path());
-          Digesting digesting;
-          for (std::uint64_t at = 0; at < opened.bytes(); at += piece.size()) {
-            check_();
-            const std::span<std::byte> part =
-                std::span(piece).first(std::min<std::uint64_t>(piece.size(), opened.bytes() - at));
-            opened.read_at(at, part);
-            digesting.add(part);
-          }
-          if (digesting.value() == facts->second.digest) continue;
+          if (digest_of_file(file.path(), [this](std::uint64_t) { check_(); }) == facts->second.digest) continue;
         } catch (const Error& error) {
           if (error.kind() == ErrorKind::cancelled) throw;
           return error.with_context(reading);

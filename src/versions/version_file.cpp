@@ -65,44 +65,31 @@ void AppendedFile::end_tensor(const std::string& name, const TensorSpec& spec, c
   begin_ = end_;
 }
 
-void AppendedFile::write_header(const std::function<void()>& check) {
-  const std::uint64_t needed = most_header_bytes(tensors_);
-  if (needed + most_padding >= header_bytes_) {
-    const std::string header = make_safetensors_header(tensors_, metadata_, file_.name(), header_bytes_);
-    file_.write_at(0, std::as_bytes(std::span(header)));
-    return;
-  }
+void AppendedFile::shorten(std::uint64_t header_bytes, const std::function<void()>& check) {
+  const std::uint64_t saved = header_bytes_ - header_bytes;
   const std::string path = file_.name();
   const os::ReadableFile all = os::ReadableFile::open(path);
   os::remove_file(path);
   file_ = os::WritableFile::create(path, path);
   for (std::uint64_t at = header_bytes_; at < end_; at += moved_at_once) {
-    file_.copy_from(all, at, at - header_bytes_ + needed, std::min(moved_at_once, end_ - at));
+    file_.copy_from(all, at, at - saved, std::min(moved_at_once, end_ - at));
     check();
   }
-  for (TensorEntry& entry : tensors_) entry.offset -= header_bytes_ - needed;
-  end_ -= header_bytes_ - needed;
-  const std::string header = make_safetensors_header(tensors_, metadata_, path, needed);
-  file_.write_at(0, std::as_bytes(std::span(header)));
+  for (TensorEntry& entry : tensors_) entry.offset -= saved;
+  end_ -= saved;
+  header_bytes_ = header_bytes;
 }
 
 FileFacts AppendedFile::finish(const std::function<void()>& check) {
   flush();
-  write_header(check);
+  if (const std::uint64_t needed = most_header_bytes(tensors_); needed + most_padding < header_bytes_)
+    shorten(needed, check);
+  const std::string header = make_safetensors_header(tensors_, metadata_, file_.name(), header_bytes_);
+  file_.write_at(0, std::as_bytes(std::span(header)));
   file_.sync();
   file_.close();
   // Read again, because the digest begins with the header, which was written last.
-  const os::ReadableFile written = os::ReadableFile::open(file_.name());
-  Digesting digesting;
-  buffer_.resize(buffer_bytes);
-  for (std::uint64_t at = 0; at < end_;) {
-    const auto piece = std::span(buffer_).first(std::min<std::uint64_t>(end_ - at, buffer_.size()));
-    written.read_at(at, piece);
-    digesting.add(piece);
-    at += piece.size();
-    check();
-  }
-  return {end_, digesting.value()};
+  return {end_, digest_of_file(file_.name(), [&](std::uint64_t) { check(); })};
 }
 
 VersionWriter::VersionWriter(const std::string& path, std::span<const TensorEntry> tensors, VersionKind kind,

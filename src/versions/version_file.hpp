@@ -42,7 +42,8 @@ class AppendedFile {
 
  private:
   void flush();
-  void write_header(const std::function<void()>& check);
+  /// Copies the file to one with a shorter space for the header.
+  void shorten(std::uint64_t header_bytes, const std::function<void()>& check);
 
   os::WritableFile file_;
   std::uint64_t header_bytes_;

@@ -41,6 +41,10 @@ namespace muster {
 /// The tensors of a model's files, states or shards, file by file. Immutable once all files are added; thread-safe.
 class FileTensors : public TensorSource {
  public:
+  FileTensors() = default;
+  explicit FileTensors(std::span<const SafetensorsFile> files) {
+    for (const SafetensorsFile& file : files) add(file);
+  }
   /// Adds a file. If a shard has checksums, its pieces are verified while they are read.
   void add(const SafetensorsFile& file, const PieceChecksums& sums = {});
   /// Adds a state file; its names get `prefix`.

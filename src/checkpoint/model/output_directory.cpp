@@ -165,12 +165,6 @@ void keep_rights(const std::string& old, const std::string& made, const os::Righ
   }
 }
 
-void remove_quietly(const std::string& path) noexcept {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) log(LogLevel::warning, fmt::format("{}: deleting: {}", in_quotes(path), error.message()));
-}
-
 /// Returns the newest change of a directory or of its direct entries.
 std::chrono::system_clock::time_point newest_change(const std::string& directory) {
   std::chrono::system_clock::time_point newest{};
@@ -266,6 +260,12 @@ void check_not_source(const std::string& source, const std::string& out) {
         ErrorKind::invalid_argument,
         fmt::format("{} is part of the source and cannot be the output. Pass another directory", in_quotes(out)),
         {.path = out});
+}
+
+void remove_quietly(const std::string& path) noexcept {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) log(LogLevel::warning, fmt::format("{}: deleting: {}", in_quotes(path), error.message()));
 }
 
 void remove_dead_outputs(const std::string& path, const OutputChoice& choice) {

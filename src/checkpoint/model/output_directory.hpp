@@ -64,6 +64,9 @@ class OutputDirectory {
   bool keep_ = false;
 };
 
+/// Deletes a file or a directory tree. Logs failures.
+void remove_quietly(const std::string& path) noexcept;
+
 /// Deletes the unfinished directories of `path` that nobody can complete, as the constructor does. Throws Error(io).
 void remove_dead_outputs(const std::string& path, const OutputChoice& choice);
 
