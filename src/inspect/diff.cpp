@@ -298,6 +298,12 @@ Config diff_models(const std::string& a, const std::string& b, const SourceOptio
   Source right = open_source(b, options);
   narrow(left, filter);
   narrow(right, filter);
+  return diff_sources(left, right, options, filter);
+}
+
+Config diff_sources(const Source& left, const Source& right, const SourceOptions& options, const TensorFilter& filter) {
+  const std::string& a = left.path;
+  const std::string& b = right.path;
   Differences tensors = diff_tensors(*left.tensors, *right.tensors);
   std::optional<Differences> configs = filter.is_all() ? diff_configs(left, right) : std::nullopt;
   const bool has_configs = configs.has_value();

@@ -92,6 +92,8 @@ std::string fingerprint_check_text(const Fingerprint& expected, const Fingerprin
 /// listed.
 Config diff_models(const std::string& a, const std::string& b, const SourceOptions& options = {},
                    const TensorFilter& filter = {});
+/// Compares two open sources, which the filter has narrowed. `options` opened them.
+Config diff_sources(const Source& a, const Source& b, const SourceOptions& options, const TensorFilter& filter);
 
 /// Returns the comparison as text: one line per difference and one for the whole.
 std::string diff_text(const Config& report);

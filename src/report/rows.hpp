@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Joins tensors into the rows of a report, so that the size of the report has a limit.
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace muster::report {
+
+/// A row: one tensor, or several under a pattern.
+struct Row {
+  std::string name;  ///< the tensor's name, or a pattern with `*`
+  std::vector<std::size_t> members;
+};
+
+/// The limits of one list of rows.
+struct RowLimits {
+  std::size_t rows = 8000;
+  std::size_t name_bytes = std::size_t{1} << 20;  ///< of all names together
+};
+
+/// Returns a row for each name, or fewer rows if these exceed a limit. Numbers in names then become `*`: first those
+/// beyond the first N numbers of a name, with N as large as possible, so that layers remain distinct for as long as
+/// possible. If this does not suffice, rows are modules, "MODULE.**". A number is a part of a name between dots or
+/// slashes that consists of digits. Rows keep the order of their first members.
+std::vector<Row> rows_of(const std::vector<std::string_view>& names, const RowLimits& limits = {});
+
+/// Replaces every number of a name but the first `kept` by `*`.
+std::string name_pattern(std::string_view name, std::size_t kept);
+
+}  // namespace muster::report
