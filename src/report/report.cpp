@@ -76,7 +76,9 @@ Config versions_section(const std::string& path) {
 Config report_tree(const std::vector<std::string>& paths, const ReportOptions& options) {
   if (options.is_diff && paths.size() != 2)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("--diff compares two paths; {} given. Name the two sides", paths.size()));
+                fmt::format("a diff compares two paths, but {} given. Name the two sides",
+                            paths.size() == 1 ? "one is" : fmt::format("{} are", paths.size())));
+  if (paths.empty()) throw Error(ErrorKind::invalid_argument, "report: no path is given. Name at least one");
   ConfigArray sections;
   if (options.is_diff)
     sections.push_back(diff_section(paths[0], paths[1], options));
