@@ -77,7 +77,7 @@ CASES = {
                  "pull versions copy --version 1.5", "pull plain copy", "pull nowhere copy --base model",
                  "log nowhere", "log plain", "log plain --verify"],
     "help": [c + " --help" for c in ("", "run", "ls", "show", "stats", "cat", "diff", "fingerprint", "verify", "convert", "shard",
-                                     "export", "plan", "plan show", "plan check", "plan suggest", "publish", "pull", "log", "gc", "trace",
+                                     "export", "plan", "plan show", "plan check", "plan suggest", "publish", "pull", "log", "gc", "report", "trace",
                                      "status", "doctor", "completion", "man")] +
             ["", "nothing", "show", "completion fish", "show --selct x", "show a --sort date", "stats a --bins 0",
              "verify a --headers-only --write-checksums", "export a --jobs 3"],
