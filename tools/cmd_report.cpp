@@ -84,7 +84,7 @@ void add_report_command(CLI::App& app, int& /*status*/) {
       ->add_option("paths", arguments->paths,
                    "Models, shards, files, workspaces, third-party checkpoints, directories of traces or of versions")
       ->required()
-      ->type_name("PATH...");
+      ->type_name("PATH");
   command->add_option("-o,--out", arguments->out, "File to create")->type_name("FILE");
   command->add_flag("--force", arguments->force, "Replace an existing file (never a link, a device or a pipe)");
   auto* diff = command->add_flag("--diff", options.is_diff, "Compare the two paths, as muster diff does");
