@@ -222,6 +222,9 @@ void bind_checkpoints(nb::module_& module) {
         options.take("plan", made.plan);
         options.take("base_model", made.base_model);
         options.take("source_layout", made.source_layout);
+        const TensorFilter filter = filter_of(given);
+        made.select = filter.select;
+        made.exclude = filter.exclude;
         const auto work = [&](const ProgressCallback& tell, const std::stop_token& stop) {
           made.progress = ended_by(tell, stop, "verifying " + path);
           return verify(path, made);

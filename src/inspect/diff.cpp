@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <mutex>
@@ -20,6 +21,7 @@
 #include "src/checkpoint/assembly/export.hpp"
 #include "src/checkpoint/assembly/shard_set.hpp"
 #include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/plan/arrangement.hpp"
 #include "src/core/thread_pool.hpp"
 #include "src/inspect/elements.hpp"
 #include "src/inspect/output.hpp"
@@ -261,18 +263,20 @@ std::optional<Differences> diff_configs(const Source& a, const Source& b) {
   return out;
 }
 
+/// Returns a largest difference of the values. JSON cannot express infinities, so these are texts.
+double distance_of(const Config& diff, const char* key) {
+  return diff.at(key).is_string() ? std::numeric_limits<double>::infinity() : diff.at(key).as_double();
+}
+
 std::string tensor_words(const Config& diff) {
   const std::string& kind = diff.at("kind").as_string();
   if (kind == only_in_a) return fmt::format("{}: {}", kind, diff.at("a").as_string());
   if (kind == only_in_b) return fmt::format("{}: {}", kind, diff.at("b").as_string());
   if (kind == other_type) return fmt::format("{} / {}", diff.at("a").as_string(), diff.at("b").as_string());
-  const auto distance = [&](const char* key) {
-    return diff.at(key).is_string() ? std::numeric_limits<double>::infinity() : diff.at(key).as_double();
-  };
   const std::uint64_t nans = diff.at("nans").as_uint();
   return fmt::format("{}: {} of {} values differ, by at most {:.6g} ({:.3g} relative){}", diff.at("a").as_string(),
-                     diff.at("differing").as_uint(), diff.at("compared").as_uint(), distance("absolute"),
-                     distance("relative"), nans == 0 ? "" : fmt::format(", {} NaN on one side", nans));
+                     diff.at("differing").as_uint(), diff.at("compared").as_uint(), distance_of(diff, "absolute"),
+                     distance_of(diff, "relative"), nans == 0 ? "" : fmt::format(", {} NaN on one side", nans));
 }
 
 }  // namespace
@@ -338,6 +342,18 @@ Config diff_sources(const Source& left, const Source& right, const SourceOptions
                          {"not_compared_message", not_compared_message(left, right)},
                          {"left_out_a", omitted(left)},
                          {"left_out_b", omitted(right)}});
+}
+
+void sort_differences(Config& report, DiffOrder order) {
+  ConfigArray& differences = report["tensor_differences"].as_array();
+  if (order == DiffOrder::name)
+    std::ranges::stable_sort(differences, natural_less,
+                             [](const Config& diff) -> std::string_view { return diff.at("name").as_string(); });
+  if (order == DiffOrder::relative)
+    std::ranges::stable_sort(differences, std::greater(), [](const Config& diff) {
+      return diff.at("kind").as_string() == other_values ? distance_of(diff, "relative")
+                                                         : std::numeric_limits<double>::infinity();
+    });
 }
 
 std::string diff_text(const Config& report) {

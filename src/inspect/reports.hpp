@@ -95,6 +95,14 @@ Config diff_models(const std::string& a, const std::string& b, const SourceOptio
 /// Compares two open sources, which the filter has narrowed. `options` opened them.
 Config diff_sources(const Source& a, const Source& b, const SourceOptions& options, const TensorFilter& filter);
 
+enum class DiffOrder : std::uint8_t {
+  file,      ///< as in A, then the tensors that only B has
+  name,      ///< numbers in names by their value
+  relative,  ///< the largest relative difference first; before them tensors without one
+};
+/// Sorts the tensors of a report of diff_models().
+void sort_differences(Config& report, DiffOrder order);
+
 /// Returns the comparison as text: one line per difference and one for the whole.
 std::string diff_text(const Config& report);
 

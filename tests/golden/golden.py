@@ -47,7 +47,7 @@ CASES = {
             "cat state.h5 embed.weight[a]", "cat state.h5 embed.weights", "cat state.h5 amax[0]",
             "cat state.h5 rotation odd codes[::2] --json", "cat shared rank1/embed.weight[0]"],
     "diff": ["diff state.h5 state.h5", "diff state.h5 other.h5", "diff state.h5 other.h5 --json",
-             "diff model state.h5", "diff jobs jobs --job-id 1011", "diff shared jobs", "diff state.h5 nowhere.h5"],
+             "diff model state.h5", "diff jobs jobs --job-id 1011", "diff shared jobs", "diff state.h5 nowhere.h5", "diff state.h5 other.h5 --sort relative"],
     "fingerprint": ["fingerprint state.h5", "fingerprint model --select *norm*", "fingerprint jobs --json",
                     "fingerprint state.h5 --check state.fingerprint", "fingerprint other.h5 --check state.fingerprint",
                     "fingerprint other.h5 --check state.fingerprint --json",
