@@ -531,7 +531,7 @@ std::string stats_text(const Source& source, const StatsOptions& options) {
   return out + omissions_line(source);
 }
 
-Config stats_tree(const Source& source, const StatsOptions& options) {
+void stats_json(const Source& source, const StatsOptions& options, const Sink& sink) {
   const auto number = [](const Config& value) {
     return value.type() == Config::Type::real ? json_number(value.as_double()) : value;
   };
@@ -556,8 +556,10 @@ Config stats_tree(const Source& source, const StatsOptions& options) {
                                        {"high", if_any(histogram.high)},
                                        {"counts", ConfigArray(histogram.counts.begin(), histogram.counts.end())}})}});
   };
-  return Config::object({{"tensors", list_of(of_chosen(source, options), tensor_tree)},
-                         {"not_readable", count_lost(source.tensors->omissions())}});
+  const std::vector<TensorStatistics> all = of_chosen(source, options);
+  json_report_with_list(
+      Config::object({{"tensors", ConfigArray()}, {"not_readable", count_lost(source.tensors->omissions())}}),
+      "tensors", all.size(), [&](std::size_t i) { return tensor_tree(all[i]); }, sink);
 }
 
 }  // namespace muster::inspect

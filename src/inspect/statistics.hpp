@@ -63,9 +63,9 @@ struct StatsOptions {
 /// '\n'. Throws as TensorSource::read; Error(not_found) with similar names if no name matches.
 std::string stats_text(const Source& source, const StatsOptions& options);
 
-/// Returns {"tensors": [{"name", "dtype", "shape", "bytes", "values", "nans", "infinities", "zeros", "minimum",
+/// Writes {"tensors": [{"name", "dtype", "shape", "bytes", "values", "nans", "infinities", "zeros", "minimum",
 /// "maximum", "mean", "deviation", "histogram": {"low", "high", "counts"}}]} (docs/reference/json-output.md). Throws as
-/// stats_text.
-Config stats_tree(const Source& source, const StatsOptions& options);
+/// stats_text, and what `sink` throws.
+void stats_json(const Source& source, const StatsOptions& options, const Sink& sink);
 
 }  // namespace muster::inspect
