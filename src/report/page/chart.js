@@ -2,13 +2,13 @@
 
 const palettes = {
   light: {
-    text: '#1c2530', faint: '#56616e', line: '#d5dbe2', ground: '#ffffff', accent: '#1f5fa8', bad: '#c2185b',
+    text: '#1c2530', faint: '#56616e', line: '#d5dbe2', ground: '#ffffff', raised: '#e6e9ed', accent: '#1f5fa8', bad: '#c2185b',
     rising: ['#edf2f8', '#bdd5ea', '#7db0d8', '#3a7db8', '#1a4f8b', '#0b2a55'],
     both: ['#7f3703', '#cc7a2f', '#f3d3ad', '#f2f2f0', '#bcd5ea', '#4688c0', '#103c6e'],
     tint: (hue) => `hsl(${hue}, 48%, 84%)`, strong: (hue) => `hsl(${hue}, 52%, 42%)`,
   },
   dark: {
-    text: '#e4e9ef', faint: '#a3aebb', line: '#3a4552', ground: '#161b22', accent: '#78b2ee', bad: '#ff6fa8',
+    text: '#e4e9ef', faint: '#a3aebb', line: '#3a4552', ground: '#161b22', raised: '#2c343e', accent: '#78b2ee', bad: '#ff6fa8',
     rising: ['#1c2a38', '#1f4467', '#25659a', '#3d92c8', '#83c1e6', '#e3f3fc'],
     both: ['#ffbd80', '#c77430', '#6b4020', '#2b3138', '#204a70', '#3f88c2', '#abd9f7'],
     tint: (hue) => `hsl(${hue}, 32%, 27%)`, strong: (hue) => `hsl(${hue}, 52%, 62%)`,
@@ -119,6 +119,7 @@ class Chart {
     const colours = palette();
     this.view.setOption({
       animation: false,
+      useUTC: true,
       aria: { enabled: true, label: { enabled: true, description: `${this.title}. ${this.message()}` } },
       textStyle: { fontFamily: 'system-ui, sans-serif', color: colours.text },
       tooltip: {

@@ -94,6 +94,11 @@ function nameTest(text) {
   return (candidate) => test(candidate.toLowerCase()) || test(printable(candidate).toLowerCase());
 }
 
+/** Returns the label of a module or a tensor without the separator at its end. */
+function labelOf(node) {
+  return node.children ? node.label.replace(/(.)[./]$/, '$1') : node.label;
+}
+
 /** Returns the tree of modules: names are split at `.` and `/`, and chains without a branch become one node. A node has
  * its rows; a leaf is one row. */
 function moduleTree(rows) {

@@ -9,11 +9,11 @@ const diffValues = [
 const kindTexts = { same: 'same', values: 'values differ', type: 'type differs', 'only in A': 'only in A', 'only in B': 'only in B' };
 
 function diffMark(pool) {
-  if (pool.nans > 0) return ['!', 'NaN on one side only', true];
-  if (pool.kind === 'type') return ['T', 'different dtype or shape', true];
-  if (pool.kind === 'only in A') return ['A', 'only in A', true];
-  if (pool.kind === 'only in B') return ['B', 'only in B', true];
-  if (pool.different === 0) return ['=', 'no difference', false];
+  if (pool.nans > 0) return { sign: '!', text: 'NaN on one side only', bad: true };
+  if (pool.kind === 'type') return { sign: 'T', text: 'different dtype or shape', bad: true };
+  if (pool.kind === 'only in A') return { sign: 'A', text: 'only in A', bad: true };
+  if (pool.kind === 'only in B') return { sign: 'B', text: 'only in B', bad: true };
+  if (pool.different === 0) return { sign: '=', text: 'no difference', usual: true };
   return null;
 }
 
@@ -75,7 +75,7 @@ function diffSection(section) {
     table && labelled('Tensors', table.element),
     files.length > 0 && labelled('Files', simpleTable('Differing files', files, [
       ['Name', (file) => file.name, 'left', (file) => name(file.name)], ['Difference', (file) => file.kind],
-      ['Detail', (file) => file.detail, 'left', (file) => (file.detail ? say(file.detail) : '–')]])),
+      ['Detail', (file) => file.detail, 'text', (file) => (file.detail ? say(file.detail) : '–')]])),
     configs.length > 0 && labelled('Config', [simpleTable('Differences of the configs', configs, [
       ['Place', (item) => item.place, 'left', (item) => name(item.place)], ['A', (item) => JSON.stringify(item.a), 'left', (item) => side(item.a)],
       ['B', (item) => JSON.stringify(item.b), 'left', (item) => side(item.b)]]),
@@ -84,7 +84,7 @@ function diffSection(section) {
       section.not_compared > 0 && make('p', {}, say(section.not_compared_message)),
       leftOut.length > 0 && simpleTable('Data that was not compared', leftOut, [
         ['Side', ([from]) => from], ['Name', ([, item]) => item.name, 'left', ([, item]) => name(item.name)],
-        ['Reason', ([, item]) => item.reason, 'left', ([, item]) => say(item.reason)],
+        ['Reason', ([, item]) => item.reason, 'text', ([, item]) => say(item.reason)],
         ['Can be read', ([, item]) => (item.lost ? 'no' : 'yes')]])]),
   ];
 }

@@ -23,7 +23,7 @@ function shorten(text, width) {
 
 /** Returns text of the data as an element that keeps its direction to itself. A very long text is shortened. */
 function name(text, width = 160) {
-  const shown = printable(text);
+  const shown = printable(text) || '(empty name)';
   const short = shorten(shown, width);
   return make('bdi', { title: short === shown ? null : shown }, short);
 }

@@ -36,17 +36,17 @@ function findOutliers(entry, valueOf) {
 }
 
 /** Options: `values` lists what a cell can show: `title`, `of(pool)`, `text(value)`, and `both` if zero is the middle, or
- * `steps` if the scale may be logarithmic. `marks(pool)` returns a sign and its meaning, or null. `pick(cell)` is called
- * for a chosen cell. */
-function heatMap({ title, rows, pool, values, marks, pick }) {
+ * `steps` if the scale may be logarithmic. `marks(pool)` returns null, or a sign with its text, and whether it is `bad` or
+ * `usual`. `perKind` gives each kind its own colours, and marks outliers. `pick(cell)` is called for a chosen cell. */
+function heatMap({ title, rows, pool, values, marks, perKind, pick }) {
   const all = cellsOf(rows, pool);
   const usual = all.layers.filter((layer) => layer !== '');
   if (!usual.length || all.kinds.length === 0) return null;
-  const state = { value: values[0], perKind: true, scale: 'automatic', first: 0 };
+  const state = { value: values[0], perKind: Boolean(perKind), scale: 'automatic', first: 0 };
   const ordered = [...all.kinds].sort((a, b) => b.cells.size - a.cells.size || b.bytes - a.bytes).slice(0, kindsShown)
     .sort((a, b) => (a.cells.has('') - b.cells.has('')) || natural.compare(a.kind, b.kind));
   const prefix = commonPrefix(ordered.filter((entry) => !entry.cells.has('')).map((entry) => entry.kind));
-  const labelOf = (entry) => printable(entry.kind.startsWith(prefix) ? entry.kind.slice(prefix.length) : entry.kind);
+  const kindText = (entry) => printable(entry.kind.startsWith(prefix) ? entry.kind.slice(prefix.length) : entry.kind);
   const layers = () => {
     const page = usual.slice(state.first, state.first + layersPerPage);
     return all.layers.length > usual.length ? ['', ...page] : page;
@@ -75,7 +75,7 @@ function heatMap({ title, rows, pool, values, marks, pick }) {
     const whole = rangeOf(everything);
     scales = new Map(ordered.map((entry) => [entry.kind, state.perKind ? rangeOf(numbers([...entry.cells.values()])) : whole]));
     scales.whole = whole;
-    for (const entry of ordered) findOutliers(entry, valueOf);
+    if (perKind) for (const entry of ordered) findOutliers(entry, valueOf);
     const columns = new Map(layers().map((layer, index) => [layer, index]));
     shown = ordered.flatMap((entry, y) => [...entry.cells.values()].filter((cell) => columns.has(cell.layer))
       .map((cell) => ({ ...cell, cell, x: columns.get(cell.layer), y, mark: marks(cell.pool) })))
@@ -103,19 +103,23 @@ function heatMap({ title, rows, pool, values, marks, pick }) {
       make('span', {}, state.perKind ? 'lowest of the kind' : text(low)),
       make('span', { class: 'ramp', style: `background: linear-gradient(to right, ${stops.join(', ')})`, 'aria-hidden': 'true' }),
       make('span', {}, `${state.perKind ? 'highest of the kind' : text(high)}${isLog ? ' (logarithmic)' : ''}`),
-      ...[...new Map(shown.filter((cell) => cell.mark).map((cell) => [cell.mark[0], cell.mark]))]
-        .map(([, [sign, meaning, bad]]) => make('span', {}, make('b', { class: bad ? 'sign bad' : 'sign' }, sign), ` ${meaning}`)),
+      ...[...new Map(shown.filter((cell) => cell.mark).map((cell) => [cell.mark.sign, cell.mark])).values()]
+        .map((mark) => make('span', {}, make('b', { class: mark.bad ? 'sign bad' : 'sign' }, mark.sign), ` ${mark.text}`)),
       shown.some((cell) => cell.outlier) && make('span', {}, make('b', { class: 'sign ring' }, ''), ' far from the other layers'),
     ].filter(Boolean));
   };
   const notable = make('div', { class: 'notable' });
-  const renderNotable = () => {
+  const notableCells = () => {
     const groups = new Map();
+    const put = (text, cell) => groups.set(text, [...(groups.get(text) || []), cell]);
     for (const cell of shown) {
-      if (cell.mark) groups.set(cell.mark[1], [...(groups.get(cell.mark[1]) || []), cell]);
-      if (cell.outlier) groups.set('far from the other layers', [...(groups.get('far from the other layers') || []), cell]);
+      if (cell.mark && !cell.mark.usual) put(cell.mark.text, cell);
+      if (cell.outlier) put('far from the other layers', cell);
     }
-    notable.replaceChildren(...[...groups].map(([meaning, cells]) => make('p', {}, `${plural(cells.length, 'cell')}: ${meaning}. `,
+    return [...groups];
+  };
+  const renderNotable = () => {
+    notable.replaceChildren(...notableCells().map(([meaning, cells]) => make('p', {}, `${plural(cells.length, 'cell')}: ${meaning}. `,
       cells.slice(0, 8).map((cell) => [button([`${layerText(cell.layer)}, `, name(cell.kind.replace(prefix, ''), 60)],
         () => pick(cell.cell), { class: 'plain' }), ' ']), cells.length > 8 && `and ${cells.length - 8} more`)));
   };
@@ -127,7 +131,7 @@ function heatMap({ title, rows, pool, values, marks, pick }) {
   };
   prepare();
   const pages = Array.from({ length: Math.ceil(usual.length / layersPerPage) }, (_, page) => page * layersPerPage);
-  const marginOf = (width) => Math.min(Math.max(...ordered.map((entry) => labelOf(entry).length)) * 6.2 + 14, width * 0.38);
+  const marginOf = (width) => Math.min(Math.max(...ordered.map((entry) => kindText(entry).length)) * 6.2 + 14, width * 0.38);
   const chart = new Chart({
     title,
     help: 'Click a cell to list its tensors. Keys: arrows to move, Enter to list.',
@@ -136,7 +140,7 @@ function heatMap({ title, rows, pool, values, marks, pick }) {
         state.value = values.find((value) => value.title === picked);
         refresh();
       }),
-      choice('Colours', [['kind', 'for each kind'], ['map', 'for the whole map']], 'kind', (picked) => {
+      choice('Colours', [['kind', 'for each kind'], ['map', 'for the whole map']], perKind ? 'kind' : 'map', (picked) => {
         state.perKind = picked === 'kind';
         refresh();
       }),
@@ -152,10 +156,9 @@ function heatMap({ title, rows, pool, values, marks, pick }) {
     ],
     legend: [legend, notable],
     message: () => {
-      const marked = shown.filter((cell) => cell.mark && cell.mark[2]).length;
       return `${state.value.title} of ${plural(ordered.length, 'kind')} of tensors in ${plural(usual.length, 'layer')}`
         + (all.kinds.length > ordered.length ? ` (${count(all.kinds.length - ordered.length)} further kinds are only in the table)` : '')
-        + (marked ? `. ${plural(marked, 'cell')} with NaN or infinities.` : '.');
+        + notableCells().map(([text, cells]) => `; ${plural(cells.length, 'cell')}: ${text}`).join('');
     },
     leastWidth: 480,
     height: () => ordered.length * 20 + 46,
@@ -164,7 +167,7 @@ function heatMap({ title, rows, pool, values, marks, pick }) {
       describe: (index) => {
         const cell = shown[index];
         return [['', shorten(printable(cell.kind), 120)], ['', layerText(cell.layer)], [state.value.title, exactText(valueOf(cell))],
-          ['Tensors', count(sum(cell.rows, 'tensors'))], ...(cell.mark ? [['', cell.mark[1]]] : []),
+          ['Tensors', count(sum(cell.rows, 'tensors'))], ...(cell.mark ? [['', cell.mark.text]] : []),
           ...(cell.outlier ? [['', 'far from the other layers']] : [])];
       },
       target: (index) => ({ seriesIndex: 0, dataIndex: index }),
@@ -180,11 +183,11 @@ function heatMap({ title, rows, pool, values, marks, pick }) {
     option: (colours, width) => ({
       grid: { left: marginOf(width), right: 8, top: 26, bottom: 8 },
       xAxis: axis(colours, {
-        type: 'category', data: layers().map((layer) => (layer === '' ? '–' : layer)), position: 'top',
+        type: 'category', axisLine: { show: false }, data: layers().map((layer) => (layer === '' ? '–' : layer)), position: 'top',
         axisLabel: { interval: 'auto', hideOverlap: true },
       }),
       yAxis: axis(colours, {
-        type: 'category', inverse: true, data: ordered.map(labelOf),
+        type: 'category', axisLine: { show: false }, inverse: true, data: ordered.map(kindText),
         axisLabel: { interval: 0, formatter: (text) => shorten(text, Math.floor((marginOf(width) - 14) / 6.2)) },
       }),
       series: [{
@@ -195,7 +198,7 @@ function heatMap({ title, rows, pool, values, marks, pick }) {
           const [cellWidth, cellHeight] = api.size([1, 1]);
           const gap = cellWidth > 6 ? 1 : 0;
           const shape = { x: x - cellWidth / 2, y: y - cellHeight / 2, width: Math.max(cellWidth - gap, 0.5), height: cellHeight - 1 };
-          const bad = cell.mark && cell.mark[2];
+          const bad = cell.mark && cell.mark.bad;
           const fill = bad ? colours.bad : colourOf(cell, colours);
           const inner = { x: shape.x + 1, y: shape.y + 1, width: Math.max(shape.width - 2, 0.5), height: shape.height - 2 };
           return {
@@ -205,7 +208,7 @@ function heatMap({ title, rows, pool, values, marks, pick }) {
               ...(cell.outlier ? [{ type: 'rect', shape: inner, style: { fill: 'none', stroke: inkOn(fill), lineWidth: 2 }, silent: true }] : []),
               ...(cell.mark && cellWidth > 7 ? [{
                 type: 'text', silent: true,
-                style: { text: cell.mark[0], x, y, align: 'center', verticalAlign: 'middle', fill: inkOn(fill), font: 'bold 11px sans-serif' },
+                style: { text: cell.mark.sign, x, y, align: 'center', verticalAlign: 'middle', fill: inkOn(fill), font: 'bold 11px sans-serif' },
               }] : []),
             ],
           };
@@ -220,7 +223,7 @@ function heatMap({ title, rows, pool, values, marks, pick }) {
       }, 'right', (entry) => {
         const cell = entry.cells.get(layer);
         const mark = cell && marks(cell.pool);
-        return cell ? [valueTextCell(valueOf(cell), state.value.text), mark && ` ${mark[0]}`] : '';
+        return cell ? [valueTextCell(valueOf(cell), state.value.text), mark && ` ${mark.sign}`] : '';
       }]),
     ]),
   });

@@ -23,7 +23,7 @@ function labelled(title, content, id) {
 function treeView(value, key = null, depth = 0) {
   const label = key === null ? null : make('span', { class: 'key' }, say(key));
   if (value === null || typeof value !== 'object') {
-    const shown = typeof value === 'string' ? make('bdi', { class: 'text' }, `"${printable(value)}"`) : String(value);
+    const shown = typeof value === 'string' ? make('bdi', { class: 'string' }, `"${printable(value)}"`) : String(value);
     return make('div', { class: 'leaf' }, label, label && ': ', shown);
   }
   const entries = Object.entries(value);
@@ -53,13 +53,13 @@ const modelValues = [
   { title: 'Bytes', of: (pool) => pool.bytes, text: bytes, steps: true },
 ];
 
-/** Returns the sign of a cell: a character, its meaning, and whether it is a defect. */
+/** Returns the mark of a cell with NaN, or without different values. */
 function modelMark(pool) {
   if (pool.values === undefined || pool.values === null) return null;
-  if (pool.nans + pool.infinities > 0) return ['!', 'NaN or infinities', true];
-  if (pool.values === 0) return ['∅', 'no values', false];
-  if (pool.zeros === pool.values) return ['0', 'all values are zero', false];
-  if (pool.deviation === 0) return ['=', 'all values are equal', false];
+  if (pool.nans + pool.infinities > 0) return { sign: '!', text: 'NaN or infinities', bad: true };
+  if (pool.values === 0) return { sign: '∅', text: 'no values' };
+  if (pool.zeros === pool.values) return { sign: '0', text: 'all values are zero' };
+  if (pool.deviation === 0) return { sign: '=', text: 'all values are equal' };
   return null;
 }
 
@@ -124,7 +124,7 @@ function tensorTable({ label, rows, columns, details, selects, sort, descending 
 }
 
 function nameColumn() {
-  return { title: 'Name', value: (node) => node.label, cell: (node) => name(node.label, 100) };
+  return { title: 'Name', value: (node) => node.label, cell: (node) => name(labelOf(node), 70) };
 }
 
 /** Returns the value of a row, or of several ones, which is computed once. */
@@ -169,10 +169,10 @@ function findings(section) {
       : `✕ verify: ${plural(verify.problems.length + (verify.problems_left_out || 0), 'problem')}.`), ` ${checked}`));
     if (verify.problems.length) {
       parts.push(simpleTable('Problems', verify.problems, [
-        ['Defect', (problem) => problem.defect], ['Message', (problem) => problem.message, 'left', (problem) => say(problem.message)],
+        ['Defect', (problem) => problem.defect], ['Message', (problem) => problem.message, 'text', (problem) => say(problem.message)],
         ['File', (problem) => problem.file, 'left', (problem) => (problem.file ? name(problem.file) : '–')],
         ['Tensor', (problem) => problem.tensor, 'left', (problem) => (problem.tensor ? name(problem.tensor) : '–')],
-        ['Remedy', (problem) => remedies[problem.defect]],
+        ['Remedy', (problem) => remedies[problem.defect], 'text'],
       ]));
     }
     if (verify.problems_left_out) parts.push(make('p', {}, `${plural(verify.problems_left_out, 'further problem')} not listed. muster verify lists the first 10,000.`));
@@ -180,7 +180,7 @@ function findings(section) {
   if (section.issues.length) {
     parts.push(make('h4', {}, 'Issues'), simpleTable('Issues', section.issues, [
       ['Kind', (issue) => issue.kind], ['Tensor', (issue) => issue.tensor, 'left', (issue) => (issue.tensor === null ? '–' : name(issue.tensor))],
-      ['Message', (issue) => issue.message, 'left', (issue) => say(issue.message)],
+      ['Message', (issue) => issue.message, 'text', (issue) => say(issue.message)],
     ]));
     if (section.issues_left_out) parts.push(make('p', {}, `${plural(section.issues_left_out, 'further issue')} not listed. muster show --check lists all.`));
   }
@@ -202,7 +202,7 @@ function modelSection(section) {
   }) : null;
   const pickRow = (row) => table.pick([row], name(row.name, 60));
   const values = section.has_values ? modelValues : modelValues.slice(-1);
-  const map = rows.length && heatMap({ title: 'Layers and kinds', rows, pool: poolModel, values, marks: modelMark,
+  const map = rows.length && heatMap({ title: 'Layers and kinds', rows, pool: poolModel, values, marks: modelMark, perKind: true,
     pick: (cell) => table.pick(cell.rows, [name(cell.kind, 60), cell.layer === '' ? '' : `, layer ${cell.layer}`]) });
   const found = findings(section);
   const facts = Object.entries(section.facts || {});

@@ -22,7 +22,7 @@ class DataTable {
     this.more = button(`Show ${firstLines} more`, () => this.showMore(), { hidden: true });
     this.element = make('div', { class: 'table' },
       make('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': label },
-        make('table', {}, make('caption', { class: 'hidden' }, label), make('thead', {}, make('tr', {}, this.headers)),
+        make('table', { class: children ? 'tree' : null }, make('caption', { class: 'hidden' }, label), make('thead', {}, make('tr', {}, this.headers)),
           this.body)), make('div', { class: 'tools' }, this.note, this.more));
     this.setRows(rows);
   }
@@ -30,7 +30,21 @@ class DataTable {
   setRows(rows, unfoldAll = false) {
     if (unfoldAll !== this.unfoldAll) this.unfolded.clear();
     Object.assign(this, { rows, unfoldAll, limit: firstLines });
+    if (this.children && !unfoldAll && this.unfolded.size === 0) this.unfoldFew();
     this.render();
+  }
+
+  /** Unfolds the outer groups, as long as the table remains short. */
+  unfoldFew() {
+    let lines = this.rows.length;
+    for (const queue = [...this.rows]; queue.length;) {
+      const row = queue.shift();
+      const inner = this.children(row);
+      if (!inner || lines + inner.length > 45) continue;
+      this.unfolded.add(row.path);
+      lines += inner.length;
+      queue.push(...inner);
+    }
   }
 
   sortBy(index) {
@@ -106,7 +120,7 @@ class DataTable {
       if (typeof content === 'number') content = count(content);
       if (content === null || content === undefined) content = '–';
       if (index > 0) return make('td', { class: column.align || 'left' }, content);
-      if (!act) return make('th', { scope: 'row' }, content);
+      if (!act) return make('th', { scope: 'row', class: column.align || 'left' }, content);
       return make('th', { scope: 'row', style: `--depth: ${Math.min(depth, 8)}` },
         make('button', { type: 'button', class: inner ? 'fold' : 'open', 'aria-expanded': String(isOpen) }, content));
     });

@@ -122,7 +122,7 @@ function traceTimeline(section, spans) {
       }),
       dataZoom: [
         { id: 'inside', type: 'inside', filterMode: 'none', zoomOnMouseWheel: 'ctrl', startValue: state.from, endValue: state.to },
-        { id: 'slider', type: 'slider', filterMode: 'none', top: 8, height: 22, showDataShadow: false, startValue: state.from, endValue: state.to,
+        { id: 'slider', type: 'slider', filterMode: 'none', top: 8, height: 22, showDataShadow: false, moveHandleSize: 0, startValue: state.from, endValue: state.to,
           labelFormatter: (value) => duration(value), textStyle: { color: colours.text }, borderColor: colours.line,
           fillerColor: `${colours.accent}33`, handleStyle: { color: colours.ground, borderColor: colours.accent } },
       ],

@@ -19,7 +19,7 @@ function versionsSection(section) {
     ['Encoding', (version) => version.encoding], ['Published', (version) => version.published, 'left', (version) => time(version.published)],
     ['Publisher', (version) => version.publisher, 'left', (version) => (version.publisher ? name(version.publisher) : '–')], ['Ranks', (version) => version.ranks, 'right'],
     ['Digest', (version) => version.digest, 'left', (version) => (version.digest ? make('code', {}, version.digest) : '–')],
-    ['Problems', (version) => version.problems.length, 'left', (version) => (version.problems.length ? make('ul', { class: 'bad' }, version.problems.map((text) => make('li', {}, say(text)))) : 'none')],
+    ['Problems', (version) => version.problems.length, 'text', (version) => (version.problems.length ? make('ul', { class: 'bad' }, version.problems.map((text) => make('li', {}, say(text)))) : 'none')],
   ], { sort: 0, descending: true });
   return [
     figures([
@@ -50,7 +50,7 @@ function versionTimeline(versions, table) {
     ['Changed', percent(changedShare(version))], ['Published', time(version.published)], ...(version.problems.length ? [['Problems', count(version.problems.length)]] : [])];
   const points = (colours, valueOf) => placed.map((version) => ({
     value: [version.published * 1000, valueOf(version)], symbol: symbols[form(version)], symbolSize: 10,
-    itemStyle: { color: form(version) === 'bad' ? colours.bad : version.kind === 'full' ? colours.accent : colours.faint },
+    itemStyle: { opacity: 1, color: form(version) === 'bad' ? colours.bad : version.kind === 'full' ? colours.accent : colours.faint },
   }));
   return new Chart({
     title: 'Versions by time',

@@ -40,7 +40,7 @@ function statesTable(states, shortJob) {
     ['File', (state) => state.file, 'left', (state) => name(state.file, 80)], ['Job', (state) => shortJob(state.job), 'left', (state) => name(shortJob(state.job))],
     ['Rank', (state) => state.rank, 'right'], ['Step', (state) => state.step, 'right'],
     ['State', (state) => state.form, 'left', (state) => (state.form === 'incomplete' ? make('strong', { class: 'bad' }, '✕ incomplete') : state.form)],
-    ['Problem', (state) => state.problem, 'left', (state) => (state.problem ? say(state.problem) : '–')],
+    ['Problem', (state) => state.problem, 'text', (state) => (state.problem ? say(state.problem) : '–')],
     ['Tensors', (state) => state.tensors ?? null, 'right'],
     ['Compressed', (state) => (state.compressed === undefined || state.compressed === null ? null : state.compressed ? 'yes' : 'no')],
     ['Bytes', (state) => state.bytes, 'right', (state) => bytesCell(state.bytes)], ['Changed', (state) => state.changed, 'left', (state) => time(state.changed)],
@@ -48,24 +48,35 @@ function statesTable(states, shortJob) {
 }
 
 function stateTimeline(section, states) {
-  const lines = section.jobs.flatMap((job) => Array.from({ length: Math.min(job.world_size, 1024) }, (_, rank) => ({ job, rank })));
-  const lineOf = new Map(lines.map((line, index) => [`${line.job.job}/${line.rank}`, index]));
-  const placed = states.filter((state) => lineOf.has(`${state.job}/${state.rank}`) && state.changed !== null)
-    .sort((a, b) => lineOf.get(`${a.job}/${a.rank}`) - lineOf.get(`${b.job}/${b.rank}`) || a.changed - b.changed);
+  let lines = [];
+  let lineOf = new Map();
+  let placed = [];
+  const select = (wanted) => {
+    lines = section.jobs.filter((job) => !wanted || job.job === wanted)
+      .flatMap((job) => Array.from({ length: Math.min(job.world_size, 1024) }, (_, rank) => ({ job, rank })));
+    lineOf = new Map(lines.map((line, index) => [`${line.job.job}/${line.rank}`, index]));
+    placed = states.filter((state) => lineOf.has(`${state.job}/${state.rank}`) && state.changed !== null)
+      .sort((a, b) => lineOf.get(`${a.job}/${a.rank}`) - lineOf.get(`${b.job}/${b.rank}`) || a.changed - b.changed);
+  };
+  select('');
   const isMissing = (line) => line.job.missing_ranks.includes(line.rank);
   const missing = lines.filter(isMissing).length;
   const symbols = { complete: 'circle', incomplete: 'path://M0 2 L2 0 L5 3 L8 0 L10 2 L7 5 L10 8 L8 10 L5 7 L2 10 L0 8 L3 5Z', kept: 'diamond' };
   const describe = (state) => [['', shorten(printable(state.file), 80)], ['Job', `${state.job.slice(0, 8)}, rank ${state.rank}`], ['Step', count(state.step)],
     ['State', state.form], ...(state.problem ? [['Problem', shorten(printable(state.problem), 160)]] : []), ['Changed', time(state.changed)], ['Bytes', bytes(state.bytes)]];
-  return new Chart({
+  const chart = new Chart({
     title: 'States by time of the last change',
     help: 'Keys: arrows to move between the states.',
+    tools: section.jobs.length > 1 && choice('Job', [['', 'all'], ...section.jobs.map((job) => [job.job, job.job.slice(0, 8)])], '', (job) => {
+      select(job);
+      chart.update();
+    }),
     legend: make('div', { class: 'legend' }, make('span', {}, '● complete'), make('span', { class: 'bad' }, '✕ incomplete'),
       make('span', {}, '◆ kept for inspection'), missing > 0 && make('span', { class: 'bad' }, '▢ rank without a complete state')),
-    message: () => `${plural(states.length, 'state')} of ${plural(section.jobs.length, 'job')} with ${plural(lines.length, 'rank')}`
-      + (missing ? `; ${plural(missing, 'rank')} without a complete state.` : '; each rank has a complete state.'),
+    message: () => `${plural(placed.length, 'state')} of ${plural(lines.length, 'rank')}`
+      + (lines.some(isMissing) ? `; ${plural(lines.filter(isMissing).length, 'rank')} without a complete state.` : '; each rank has a complete state.'),
     leastWidth: 480,
-    height: () => lines.length * 22 + 64,
+    height: () => lines.length * 26 + 64,
     items: { count: () => placed.length, describe: (index) => describe(placed[index]), target: (index) => ({ seriesIndex: 0, dataIndex: index }) },
     option: (colours) => ({
       grid: { left: 124, right: 40, top: 34, bottom: 12 },
@@ -79,12 +90,13 @@ function stateTimeline(section, states) {
       series: [{
         type: 'scatter', data: placed.map((state) => ({
           value: [state.changed * 1000, lineOf.get(`${state.job}/${state.rank}`)], symbol: symbols[state.form], symbolSize: state.form === 'kept' ? 12 : 10,
-          itemStyle: { color: state.form === 'incomplete' ? colours.bad : state.form === 'kept' ? colours.faint : colours.accent },
-          label: { show: true, position: 'right', formatter: () => String(state.step), color: colours.text, fontSize: 10 },
+          itemStyle: { opacity: 1, color: state.form === 'incomplete' ? colours.bad : state.form === 'kept' ? colours.faint : colours.accent },
+          label: { show: true, position: 'top', distance: 1, formatter: () => String(state.step), color: colours.text, fontSize: 10 },
         })),
         labelLayout: { hideOverlap: true }, emphasis: { itemStyle: { borderColor: colours.text, borderWidth: 2 } },
       }],
     }),
-    table: () => statesTable(states, (job) => job.slice(0, 8)),
-  }).element;
+    table: () => statesTable(placed, (job) => job.slice(0, 8)),
+  });
+  return chart.element;
 }
