@@ -36,28 +36,22 @@ function diffDetails(row, section) {
 
 function diffSection(section) {
   const rows = rowsOf(section.rows);
-  const pooled = pooledBy(poolDiff);
   const kinds = Object.keys(kindTexts).filter((kind) => rows.some((row) => row.kind === kind));
-  const text = (key, title) => ({ title, value: (node) => (node.children ? null : node.row[key]),
-    cell: (node) => (node.children ? '' : node.row[key] === null ? '–' : say(node.row[key])) });
-  const of = (key, cell, title) => ({ title, align: 'right', value: (node) => pooled(node)[key], cell: (node) => cell(pooled(node)[key]) });
   const table = rows.length ? tensorTable({
     label: 'Compared tensors', rows, details: (row) => diffDetails(row, section),
     selects: [{ title: 'Result', choices: ['different', ...kinds], initial: rows.some((row) => row.different) ? 'different' : '',
       test: (row, wanted) => (wanted === 'different' ? row.different > 0 : row.kind === wanted) }],
-    columns: [
-      nameColumn(),
-      { title: 'Result', value: (node) => pooled(node).kind, cell: (node) => (node.children || node.row.tensors !== 1
-        ? `${count(pooled(node).different)} of ${count(pooled(node).tensors)} different` : kindTexts[node.row.kind]) },
-      text('a', 'A'), text('b', 'B'), of('bytes', bytesCell, 'Bytes'), of('compared', count, 'Compared'), of('differing', count, 'Differing'),
-      { title: 'Share', align: 'right', value: (node) => diffValues[2].of(pooled(node)), cell: (node) => percent(diffValues[2].of(pooled(node))) },
-      of('nans', (value) => (value ? make('strong', { class: 'bad' }, count(value)) : count(value)), 'NaN'),
-      of('absolute', valueCell, 'Absolute'), of('relative', valueCell, 'Relative'),
-    ],
+    columns: tensorColumns(poolDiff, [
+      ['Result', 'kind', 'text', { cell: (pool) => (pool.tensors === 1 ? kindTexts[pool.kind] : `${count(pool.different)} of ${count(pool.tensors)} different`) }],
+      ['A', 'a', 'name', { leaf: true }], ['B', 'b', 'name', { leaf: true }], ['Bytes', 'bytes', 'bytes'], ['Compared', 'compared', 'number'], ['Differing', 'differing', 'number'],
+      ['Share', 'differing', 'share', { value: diffValues[2].of }],
+      ['NaN', 'nans', 'number', { cell: (pool) => (pool.nans ? make('strong', { class: 'bad' }, count(pool.nans)) : count(pool.nans)) }],
+      ['Absolute', 'absolute', 'value'], ['Relative', 'relative', 'value'],
+    ]),
   }) : null;
   const map = rows.some((row) => row.different) && heatMap({ title: 'Differences by layer and kind', rows, pool: poolDiff, values: diffValues, marks: diffMark,
     pick: (cell) => table.pick(cell.rows, [name(cell.kind, 60), cell.layer === '' ? '' : `, layer ${cell.layer}`]) });
-  const leftOut = [...(section.left_out_a || []).map((item) => ['A', item]), ...(section.left_out_b || []).map((item) => ['B', item])];
+  const leftOut = ['a', 'b'].flatMap((side) => (section[`left_out_${side}`] || []).map((item) => ({ ...item, side: side.toUpperCase() })));
   const files = section.file_differences || [];
   const configs = section.config_differences || [];
   const side = (value) => (value === null ? make('em', {}, 'missing') : make('code', {}, say(typeof value === 'string' ? value : JSON.stringify(value))));
@@ -73,18 +67,14 @@ function diffSection(section) {
     ]),
     map && labelled('Layers', map),
     table && labelled('Tensors', table.element),
-    files.length > 0 && labelled('Files', simpleTable('Differing files', files, [
-      ['Name', (file) => file.name, 'left', (file) => name(file.name)], ['Difference', (file) => file.kind],
-      ['Detail', (file) => file.detail, 'text', (file) => (file.detail ? say(file.detail) : '–')]])),
-    configs.length > 0 && labelled('Config', [simpleTable('Differences of the configs', configs, [
-      ['Place', (item) => item.place, 'left', (item) => name(item.place)], ['A', (item) => JSON.stringify(item.a), 'left', (item) => side(item.a)],
-      ['B', (item) => JSON.stringify(item.b), 'left', (item) => side(item.b)]]),
+    files.length > 0 && labelled('Files', simpleTable('Differing files', files,
+      [['Name', 'name', 'name'], ['Difference', 'kind'], ['Detail', 'detail', 'message']])),
+    configs.length > 0 && labelled('Config', [simpleTable('Differences of the configs', configs,
+      [['Place', 'place', 'name'], ['A', (item) => JSON.stringify(item.a), 'text', (item) => side(item.a)], ['B', (item) => JSON.stringify(item.b), 'text', (item) => side(item.b)]]),
     section.config_differences_in_all > configs.length && make('p', {}, `${count(section.config_differences_in_all - configs.length)} further differences are not listed.`)]),
     (section.not_compared > 0 || leftOut.length > 0) && labelled('Not compared', [
       section.not_compared > 0 && make('p', {}, say(section.not_compared_message)),
-      leftOut.length > 0 && simpleTable('Data that was not compared', leftOut, [
-        ['Side', ([from]) => from], ['Name', ([, item]) => item.name, 'left', ([, item]) => name(item.name)],
-        ['Reason', ([, item]) => item.reason, 'text', ([, item]) => say(item.reason)],
-        ['Can be read', ([, item]) => (item.lost ? 'no' : 'yes')]])]),
+      leftOut.length > 0 && simpleTable('Data that was not compared', leftOut,
+        [['Side', 'side'], ['Name', 'name', 'name'], ['Reason', 'reason', 'message'], ['Can be read', (item) => (item.lost ? 'no' : 'yes')]])]),
   ];
 }

@@ -20,6 +20,10 @@ function cellsOf(rows, pool) {
   return { kinds: [...kinds.values()], layers: [...layers].sort((a, b) => natural.compare(a, b)) };
 }
 
+function exactText(value) {
+  return Number.isInteger(value) ? count(value) : exact(value);
+}
+
 /** Marks cells far from the other layers of their kind: more than 8 times the median distance from the median. */
 function findOutliers(entry, valueOf) {
   const values = [...entry.cells.values()].map((cell) => [cell, valueOf(cell)]).filter(([, value]) => Number.isFinite(value));
@@ -215,29 +219,18 @@ function heatMap({ title, rows, pool, values, marks, perKind, pick }) {
         },
       }],
     }),
-    table: () => simpleTable(`${title}: ${state.value.title}`, ordered, [
-      ['Kind', (entry) => entry.kind, 'left', (entry) => name(entry.kind)],
-      ...layers().map((layer) => [layer === '' ? 'No layer' : layer, (entry) => {
-        const cell = entry.cells.get(layer);
-        return cell ? valueOf(cell) : null;
-      }, 'right', (entry) => {
-        const cell = entry.cells.get(layer);
-        const mark = cell && marks(cell.pool);
-        return cell ? [valueTextCell(valueOf(cell), state.value.text), mark && ` ${mark.sign}`] : '';
-      }]),
-    ]),
+    table: () => simpleTable(`${title}: ${state.value.title}`, ordered, [['Kind', 'kind', 'name'], ...layers().map((layer) => {
+      const at = (entry) => entry.cells.get(layer);
+      return [layer === '' ? 'No layer' : layer, (entry) => (at(entry) ? valueOf(at(entry)) : null), 'value', (entry) => {
+        const mark = at(entry) && marks(at(entry).pool);
+        return at(entry) ? make('span', { title: exactText(valueOf(at(entry))) }, state.value.text(valueOf(at(entry))), mark && ` ${mark.sign}`) : '';
+      }];
+    })]),
   });
   renderLegend();
   renderNotable();
   darkScheme.addEventListener('change', renderLegend);
   return chart.element;
-
-  function exactText(value) {
-    return Number.isInteger(value) ? count(value) : exact(value);
-  }
-  function valueTextCell(value, text) {
-    return make('span', { title: exactText(value) }, text(value));
-  }
 }
 
 /** Returns the longest common beginning that ends at a separator. */

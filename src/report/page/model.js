@@ -63,7 +63,7 @@ function modelMark(pool) {
   return null;
 }
 
-/** Returns controls for rows of tensors, and their table. `columns` has a function of a group or a row each. */
+/** Returns controls for rows of tensors, and their table. */
 function tensorTable({ label, rows, columns, details, selects, sort, descending }) {
   const tree = moduleTree(rows);
   const state = { text: '', picked: null, grouped: true };
@@ -75,8 +75,7 @@ function tensorTable({ label, rows, columns, details, selects, sort, descending 
     label, rows: tree.children || [tree], sort: sort ?? 0, descending,
     children: (node) => node.children,
     details: (node) => details(node.row),
-    empty: 'No tensor matches the filter.',
-    columns: columns.map((column) => ({ ...column, cell: column.cell && ((node) => column.cell(node)), value: (node) => column.value(node) })),
+    empty: 'No tensor matches the filter.', columns,
   });
   const apply = () => {
     const test = nameTest(state.text);
@@ -123,40 +122,42 @@ function tensorTable({ label, rows, columns, details, selects, sort, descending 
   return { element, pick };
 }
 
-function nameColumn() {
-  return { title: 'Name', value: (node) => node.label, cell: (node) => name(labelOf(node), 70) };
-}
-
-/** Returns the value of a row, or of several ones, which is computed once. */
-function pooledBy(pool) {
-  return (node) => (node.pool === undefined ? (node.pool = pool(node.rows)) : node.pool);
+/** Returns the columns of a table of tensors. Each is [title, key, form, { leaf, cell, value, hint }]: the value is that of
+ * the pooled rows of a group, or only that of single rows with `leaf`. `cell` and `value` are functions of it. */
+function tensorColumns(pool, columns) {
+  const pooled = (node) => (node.pool === undefined ? (node.pool = pool(node.rows)) : node.pool);
+  const nameColumn = { title: 'Name', value: (node) => node.label, cell: (node) => name(labelOf(node), 70) };
+  return [nameColumn, ...columns.filter(Boolean).map(([title, key, form, { leaf, cell, value, hint } = {}]) => {
+    const { align, show } = forms[form];
+    const valueOf = (node) => (leaf && node.children ? null : value ? value(pooled(node)) : pooled(node)[key]);
+    return {
+      title, align, hint, value: valueOf,
+      cell: (node) => {
+        if (leaf && node.children) return '';
+        if (cell) return cell(pooled(node));
+        const content = valueOf(node);
+        return content === null || content === undefined ? '–' : show(content);
+      },
+    };
+  })];
 }
 
 function modelColumns(section) {
-  const pooled = pooledBy(poolModel);
-  const of = (key, cell, title, hint) => ({
-    title: title || key, align: 'right', hint, value: (node) => pooled(node)[key], cell: (node) => cell(pooled(node)[key]),
-  });
-  const several = section.rows.tensors.some((tensors) => tensors !== 1);
-  const leaf = (key) => (node) => (node.children ? null : node.row[key]);
-  return [
-    nameColumn(),
-    { title: 'Tensors', align: 'right', value: (node) => pooled(node).tensors, cell: (node) => (node.children || several ? count(pooled(node).tensors) : '') },
-    { title: 'Dtype', value: leaf('dtype'), cell: (node) => (node.children ? '' : node.row.dtype === null ? 'various' : say(node.row.dtype)) },
-    { title: 'Shape', align: 'right', value: (node) => (node.children ? null : node.row.shape && node.row.shape.reduce((all, extent) => all * extent, 1)),
-      cell: (node) => (node.children ? '' : shapeText(node.row.shape)), hint: 'Sorts by the number of elements' },
-    of('bytes', bytesCell, 'Bytes'),
+  const bad = (key) => ({ cell: (pool) => (pool[key] ? make('strong', { class: 'bad' }, count(pool[key])) : count(pool[key])) });
+  const fileOf = (row) => (row.file === null || row.file === undefined ? null : section.files[row.file].path);
+  return tensorColumns(poolModel, [
+    ['Tensors', 'tensors', 'number'],
+    ['Dtype', 'dtype', 'text', { leaf: true, cell: (row) => (row.dtype === null ? 'various' : say(row.dtype)) }],
+    ['Shape', 'shape', 'number', { leaf: true, cell: (row) => shapeText(row.shape), value: (row) => row.shape && row.shape.reduce((all, extent) => all * extent, 1), hint: 'Sorts by the number of elements' }],
+    ['Bytes', 'bytes', 'bytes'],
     ...(section.has_values ? [
-      { title: 'Distribution', value: (node) => pooled(node).deviation, cell: (node) => (node.children ? '' : sparkline(node.row.histogram)), hint: 'From the minimum to the maximum. Sorts by the deviation' },
-      of('minimum', valueCell, 'Min'), of('maximum', valueCell, 'Max'), of('mean', valueCell, 'Mean'), of('deviation', valueCell, 'Deviation'),
-      { title: 'Zeros', align: 'right', value: (node) => pooled(node).zeros / pooled(node).values,
-        cell: (node) => make('span', { title: count(pooled(node).zeros) }, percent(pooled(node).zeros / pooled(node).values)) },
-      ...[['nans', 'NaN'], ['infinities', 'Inf']].map(([key, title]) =>
-        of(key, (value) => (value ? make('strong', { class: 'bad' }, count(value)) : count(value)), title)),
+      ['Distribution', 'deviation', 'text', { leaf: true, cell: (row) => sparkline(row.histogram), hint: 'From the minimum to the maximum. Sorts by the deviation' }],
+      ['Min', 'minimum', 'value'], ['Max', 'maximum', 'value'], ['Mean', 'mean', 'value'], ['Deviation', 'deviation', 'value'],
+      ['Zeros', 'zeros', 'share', { value: (pool) => pool.zeros / pool.values, cell: (pool) => make('span', { title: count(pool.zeros) }, percent(pool.zeros / pool.values)) }],
+      ['NaN', 'nans', 'number', bad('nans')], ['Inf', 'infinities', 'number', bad('infinities')],
     ] : []),
-    ...(section.files.length > 1 ? [{ title: 'File', value: (node) => (node.children || node.row.file === null ? null : section.files[node.row.file].path),
-      cell: (node) => (node.children ? '' : node.row.file === null ? 'several' : name(section.files[node.row.file].path, 40)) }] : []),
-  ];
+    section.files.length > 1 && ['File', 'file', 'name', { leaf: true, value: fileOf }],
+  ]);
 }
 
 function findings(section) {
@@ -168,20 +169,13 @@ function findings(section) {
     parts.push(make('p', { class: verify.good ? 'good' : 'bad' }, make('strong', {}, verify.good ? '✓ verify: no problem found.'
       : `✕ verify: ${plural(verify.problems.length + (verify.problems_left_out || 0), 'problem')}.`), ` ${checked}`));
     if (verify.problems.length) {
-      parts.push(simpleTable('Problems', verify.problems, [
-        ['Defect', (problem) => problem.defect], ['Message', (problem) => problem.message, 'text', (problem) => say(problem.message)],
-        ['File', (problem) => problem.file, 'left', (problem) => (problem.file ? name(problem.file) : '–')],
-        ['Tensor', (problem) => problem.tensor, 'left', (problem) => (problem.tensor ? name(problem.tensor) : '–')],
-        ['Remedy', (problem) => remedies[problem.defect], 'text'],
-      ]));
+      parts.push(simpleTable('Problems', verify.problems, [['Defect', 'defect'], ['Message', 'message', 'message'],
+        ['Remedy', (problem) => remedies[problem.defect], 'message'], ['File', 'file', 'name'], ['Tensor', 'tensor', 'name']]));
     }
     if (verify.problems_left_out) parts.push(make('p', {}, `${plural(verify.problems_left_out, 'further problem')} not listed. muster verify lists the first 10,000.`));
   } else if (section.verify_error) parts.push(make('p', {}, 'verify was not run: ', say(section.verify_error)));
   if (section.issues.length) {
-    parts.push(make('h4', {}, 'Issues'), simpleTable('Issues', section.issues, [
-      ['Kind', (issue) => issue.kind], ['Tensor', (issue) => issue.tensor, 'left', (issue) => (issue.tensor === null ? '–' : name(issue.tensor))],
-      ['Message', (issue) => issue.message, 'text', (issue) => say(issue.message)],
-    ]));
+    parts.push(make('h4', {}, 'Issues'), simpleTable('Issues', section.issues, [['Kind', 'kind'], ['Message', 'message', 'message'], ['Tensor', 'tensor', 'name']]));
     if (section.issues_left_out) parts.push(make('p', {}, `${plural(section.issues_left_out, 'further issue')} not listed. muster show --check lists all.`));
   }
   if (verify) {

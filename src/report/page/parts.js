@@ -98,12 +98,9 @@ function partsView(parts) {
     })),
     cards, make('div', { class: 'tools' }, note, more),
     disclosure('Show as table', () => simpleTable('Parts of the ranks', parts.groups.flatMap((group) =>
-      group.held.map((part) => ({ group, ...part }))), [
-      ['Group', (part) => part.group.name, 'left', (part) => name(part.group.name)],
-      ['Tensors', (part) => part.group.tensors, 'right'], ['Shape', (part) => shapeText(part.group.shape)],
-      ['Dimension', (part) => part.group.dim, 'right'], ['Rank', (part) => part.rank, 'right'],
-      ['From', (part) => part.from, 'right'], ['To', (part) => part.to, 'right'],
-      ['Units', (part) => part.group.units, 'right'], ['Combined by', (part) => part.group.combine],
+      group.held.map((part) => ({ ...group, ...part }))), [
+      ['Group', 'name', 'name'], ['Tensors', 'tensors', 'number'], ['Shape', (part) => shapeText(part.shape)], ['Dimension', 'dim', 'number'],
+      ['Rank', 'rank', 'number'], ['From', 'from', 'number'], ['To', 'to', 'number'], ['Units', 'units', 'number'], ['Combined by', 'combine'],
     ])),
   ];
 }

@@ -3,8 +3,8 @@
 const firstLines = 500;
 
 /** A table with a button in each header. Groups are identified by `path`, and rows by `row`, if they have these keys.
- * Columns have `title`, `value(row)` for sorting, and optionally `cell(row)`,
- * `align` and `hint`. Options: `label` names the table; `children(row)` returns the rows of a group, otherwise null;
+ * Columns have `title`, `value(row)` for sorting, `cell(row)` for
+ * its contents, and optionally `align` and `hint`. Options: `label` names the table; `children(row)` returns the rows of a group, otherwise null;
  * `details(row)` returns what a row opens; `sort` is the index of a column, `descending` its direction. */
 class DataTable {
   constructor({ label, columns, rows, children, details, sort, descending, empty }) {
@@ -116,9 +116,7 @@ class DataTable {
     const act = inner ? () => this.toggleGroup(row) : this.details ? () => this.toggleDetails(row) : null;
     const isOpen = inner ? this.isOpen(row) : this.opened.has(row.row ?? row);
     const cells = this.columns.map((column, index) => {
-      let content = column.cell ? column.cell(row) : column.value(row);
-      if (typeof content === 'number') content = count(content);
-      if (content === null || content === undefined) content = '–';
+      const content = column.cell(row);
       if (index > 0) return make('td', { class: column.align || 'left' }, content);
       if (!act) return make('th', { scope: 'row', class: column.align || 'left' }, content);
       return make('th', { scope: 'row', style: `--depth: ${Math.min(depth, 8)}` },
@@ -133,10 +131,31 @@ class DataTable {
   }
 }
 
-/** Returns a table of plain columns: [title, value(row), align, cell(row)]. */
+/** How columns show their values. */
+const forms = {
+  text: { align: 'left', show: (value) => String(value) },
+  name: { align: 'left', show: (value) => name(value, 90) },
+  message: { align: 'text', show: say },
+  number: { align: 'right', show: count },
+  value: { align: 'right', show: valueCell },
+  bytes: { align: 'right', show: bytesCell },
+  seconds: { align: 'right', show: durationCell },
+  share: { align: 'right', show: percent },
+  time: { align: 'left', show: time },
+};
+
+/** Returns a column of DataTable. `key` is a key of the row, or a function of it. `cell(row)` replaces the usual form. */
+function columnOf([title, key, form = 'text', cell = null]) {
+  const value = typeof key === 'function' ? key : (row) => row[key];
+  const { align, show } = forms[form];
+  const usual = (row) => {
+    const content = value(row);
+    return content === null || content === undefined ? '–' : show(content);
+  };
+  return { title, value, align, cell: cell || usual };
+}
+
+/** Returns a table. Columns are [title, key, form, cell]. */
 function simpleTable(label, rows, columns, more) {
-  return new DataTable({
-    label, rows, ...more,
-    columns: columns.map(([title, value, align, cell]) => ({ title, value, align, cell })),
-  }).element;
+  return new DataTable({ label, rows, columns: columns.map(columnOf), ...more }).element;
 }

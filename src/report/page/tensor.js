@@ -56,9 +56,7 @@ function histogram(row) {
         emphasis: { itemStyle: { color: colours.text } } }],
     }),
     table: () => simpleTable('Histogram', counts.map((value, index) => ({ value, index })), [
-      ['From', (bin) => binOf(row, bin.index)[0], 'right', (bin) => exact(binOf(row, bin.index)[0])],
-      ['To', (bin) => binOf(row, bin.index)[1], 'right', (bin) => exact(binOf(row, bin.index)[1])],
-      ['Count', (bin) => bin.value, 'right'],
+      ['From', (bin) => binOf(row, bin.index)[0], 'value'], ['To', (bin) => binOf(row, bin.index)[1], 'value'], ['Count', 'value', 'number'],
     ]),
   });
   return chart.element;

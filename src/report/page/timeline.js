@@ -185,13 +185,9 @@ function tickText(seconds, range) {
 
 function spansTable(spans, rankName) {
   return simpleTable('Spans', spans, [
-    ['Name', (span) => span.name, 'left', (span) => name(span.name, 60)], ['Rank', (span) => rankName(span.process)],
-    ['Kind', (span) => span.kind], ['Operation', (span) => span.operation, 'right'],
-    ['Begin', (span) => span.begin, 'right', (span) => durationCell(span.begin)],
-    ['Duration', (span) => span.end - span.begin, 'right', (span) => durationCell(span.end - span.begin)],
-    ['Wait', (span) => span.wait, 'right', (span) => durationCell(span.wait)],
-    ['Waited for', (span) => (span.wait ? rankName(span.awaited) : null)],
-    ['Bytes', (span) => span.bytes, 'right', (span) => bytesCell(span.bytes)], ['Route', (span) => span.route, 'left', (span) => (span.route ? name(span.route) : '–')],
+    ['Name', 'name', 'name'], ['Rank', (span) => rankName(span.process)], ['Kind', 'kind'], ['Operation', 'operation', 'number'],
+    ['Begin', 'begin', 'seconds'], ['Duration', (span) => span.end - span.begin, 'seconds'], ['Wait', 'wait', 'seconds'],
+    ['Waited for', (span) => (span.wait ? rankName(span.awaited) : null)], ['Bytes', 'bytes', 'bytes'], ['Route', 'route', 'name'],
     ['State', (span) => (span.state === 'open' ? 'not ended' : span.state)],
   ]);
 }

@@ -98,10 +98,10 @@ function treemap(root, pick) {
       };
     },
     table: () => simpleTable('Bytes by module', [...here().children], [
-      ['Module', (node) => node.label, 'left', (node) => (node.children
+      ['Module', 'label', 'name', (node) => (node.children
         ? button(name(labelOf(node), 70), () => open(node), { class: 'plain' }) : name(node.label, 70))],
-      ['Bytes', (node) => node.bytes, 'right', (node) => bytesCell(node.bytes)],
-      ['Share', (node) => node.bytes, 'right', shareOf], ['Tensors', (node) => sum(node.rows, 'tensors'), 'right'],
+      ['Bytes', 'bytes', 'bytes'], ['Share', (node) => node.bytes / (here().bytes || 1), 'share'],
+      ['Tensors', (node) => sum(node.rows, 'tensors'), 'number'],
     ], { sort: 1, descending: true }),
   });
   return chart.element;

@@ -10,16 +10,11 @@ function versionsSection(section) {
   const { local } = section;
   const listed = (title, names) => names && names.length > 0 && [make('h4', {}, title), make('ul', {}, names.map((item) => make('li', {}, name(item))))];
   const table = () => simpleTable('Versions', versions, [
-    ['Version', (version) => version.version, 'right', (version) => String(version.version)],
-    ['Kind', (version) => version.kind, 'left', (version) => version.kind ?? make('strong', { class: 'bad' }, '✕ cannot be read')],
-    ['Base', (version) => version.base_version, 'right'], ['Begins at', (version) => version.begins_at, 'right'],
-    ['Tensors', (version) => version.tensors, 'right'], ['Files', (version) => version.files, 'right'],
-    ['Bytes', (version) => version.bytes, 'right', (version) => bytesCell(version.bytes)],
-    ['Changed', changedShare, 'right', (version) => make('span', { title: `${count(version.changed_elements)} of ${count(version.elements)}` }, percent(changedShare(version)))],
-    ['Encoding', (version) => version.encoding], ['Published', (version) => version.published, 'left', (version) => time(version.published)],
-    ['Publisher', (version) => version.publisher, 'left', (version) => (version.publisher ? name(version.publisher) : '–')], ['Ranks', (version) => version.ranks, 'right'],
-    ['Digest', (version) => version.digest, 'left', (version) => (version.digest ? make('code', {}, version.digest) : '–')],
-    ['Problems', (version) => version.problems.length, 'text', (version) => (version.problems.length ? make('ul', { class: 'bad' }, version.problems.map((text) => make('li', {}, say(text)))) : 'none')],
+    ['Version', 'version', 'number'], ['Kind', 'kind', 'text', (version) => version.kind ?? make('strong', { class: 'bad' }, '✕ cannot be read')],
+    ['Base', 'base_version', 'number'], ['Begins at', 'begins_at', 'number'], ['Tensors', 'tensors', 'number'], ['Files', 'files', 'number'], ['Bytes', 'bytes', 'bytes'],
+    ['Changed', changedShare, 'share', (version) => make('span', { title: `${count(version.changed_elements)} of ${count(version.elements)}` }, percent(changedShare(version)))],
+    ['Encoding', 'encoding'], ['Published', 'published', 'time'], ['Publisher', 'publisher', 'name'], ['Ranks', 'ranks', 'number'], ['Digest', 'digest', 'name'],
+    ['Problems', (version) => version.problems.length, 'message', (version) => (version.problems.length ? make('ul', { class: 'bad' }, version.problems.map((text) => make('li', {}, say(text)))) : 'none')],
   ], { sort: 0, descending: true });
   return [
     figures([

@@ -9,7 +9,6 @@ function workspaceSection(section) {
     ...(section.temporary || []).map((file) => ({ ...file, group: 'temporary' })),
     ...(section.unknown_files || []).map((file) => ({ ...file, group: 'not written by Muster' }))];
   const missing = section.jobs.reduce((all, job) => all + job.missing_ranks.length, 0);
-  const shortJob = (job) => job.slice(0, 8);
   const incomplete = states.filter((state) => state.form === 'incomplete').length;
   return [
     figures([
@@ -21,29 +20,25 @@ function workspaceSection(section) {
     section.model_error && make('p', { class: 'note' }, 'The newest states are not shown as a model: ', say(section.model_error)),
     section.jobs.length > 0 && labelled('Timeline', stateTimeline(section, states)),
     section.jobs.length > 0 && labelled('Jobs', simpleTable('Jobs', section.jobs, [
-      ['Job', (job) => job.job, 'left', (job) => name(job.job)], ['Ranks', (job) => job.world_size, 'right'],
-      ['Step of all ranks', (job) => job.common_step, 'right'], ['States', (job) => job.states.length, 'right'],
-      ['Kept', (job) => (job.kept || []).length, 'right'],
-      ['Missing', (job) => job.missing_ranks.length, 'left', (job) => (job.missing_ranks.length ? make('strong', { class: 'bad' }, ranksText(job.missing_ranks)) : 'none')],
-      ['Bytes', (job) => job.bytes, 'right', (job) => bytesCell(job.bytes)], ['Age', (job) => job.age_seconds, 'right', (job) => durationCell(job.age_seconds)],
+      ['Job', 'job', 'name'], ['Ranks', 'world_size', 'number'], ['Step of all ranks', 'common_step', 'number'], ['States', (job) => job.states.length, 'number'],
+      ['Kept', (job) => (job.kept || []).length, 'number'],
+      ['Missing', (job) => job.missing_ranks.length, 'text', (job) => (job.missing_ranks.length ? make('strong', { class: 'bad' }, ranksText(job.missing_ranks)) : 'none')],
+      ['Bytes', 'bytes', 'bytes'], ['Age', 'age_seconds', 'seconds'],
     ], { sort: 7 })),
-    states.length > 0 && labelled('States', statesTable(states, shortJob)),
+    states.length > 0 && labelled('States', statesTable(states)),
     others.length > 0 && labelled('Other files', simpleTable('Other files', others, [
-      ['File', (file) => file.file, 'left', (file) => name(file.file)], ['Group', (file) => file.group], ['Kind', (file) => file.kind, 'left', (file) => say(file.kind)],
-      ['Writer', (file) => (file.writer === '-' ? null : file.writer)], ['Files', (file) => file.files, 'right'],
-      ['Bytes', (file) => file.bytes, 'right', (file) => bytesCell(file.bytes)], ['Changed', (file) => file.changed, 'left', (file) => time(file.changed)]])),
+      ['File', 'file', 'name'], ['Group', 'group'], ['Kind', 'kind', 'name'], ['Writer', (file) => (file.writer === '-' ? null : file.writer)],
+      ['Files', 'files', 'number'], ['Bytes', 'bytes', 'bytes'], ['Changed', 'changed', 'time']])),
   ];
 }
 
-function statesTable(states, shortJob) {
+function statesTable(states) {
   return simpleTable('States', states, [
-    ['File', (state) => state.file, 'left', (state) => name(state.file, 80)], ['Job', (state) => shortJob(state.job), 'left', (state) => name(shortJob(state.job))],
-    ['Rank', (state) => state.rank, 'right'], ['Step', (state) => state.step, 'right'],
-    ['State', (state) => state.form, 'left', (state) => (state.form === 'incomplete' ? make('strong', { class: 'bad' }, '✕ incomplete') : state.form)],
-    ['Problem', (state) => state.problem, 'text', (state) => (state.problem ? say(state.problem) : '–')],
-    ['Tensors', (state) => state.tensors ?? null, 'right'],
-    ['Compressed', (state) => (state.compressed === undefined || state.compressed === null ? null : state.compressed ? 'yes' : 'no')],
-    ['Bytes', (state) => state.bytes, 'right', (state) => bytesCell(state.bytes)], ['Changed', (state) => state.changed, 'left', (state) => time(state.changed)],
+    ['File', 'file', 'name'], ['Job', (state) => state.job.slice(0, 8), 'name'], ['Rank', 'rank', 'number'], ['Step', 'step', 'number'],
+    ['State', 'form', 'text', (state) => (state.form === 'incomplete' ? make('strong', { class: 'bad' }, '✕ incomplete') : state.form)],
+    ['Problem', 'problem', 'message'], ['Tensors', 'tensors', 'number'],
+    ['Compressed', (state) => (typeof state.compressed === 'boolean' ? (state.compressed ? 'yes' : 'no') : null)],
+    ['Bytes', 'bytes', 'bytes'], ['Changed', 'changed', 'time'],
   ], { sort: 9, descending: true });
 }
 
@@ -96,7 +91,7 @@ function stateTimeline(section, states) {
         labelLayout: { hideOverlap: true }, emphasis: { itemStyle: { borderColor: colours.text, borderWidth: 2 } },
       }],
     }),
-    table: () => statesTable(placed, (job) => job.slice(0, 8)),
+    table: () => statesTable(placed),
   });
   return chart.element;
 }
