@@ -77,7 +77,8 @@ void write_report(const ReportArguments& arguments) {
 }  // namespace
 
 void add_report_command(CLI::App& app, int& /*status*/) {
-  CLI::App* command = app.add_subcommand("report", "Write an HTML page about models, workspaces, traces or a diff");
+  CLI::App* command =
+      app.add_subcommand("report", "Write an HTML page about models, workspaces, traces, versions or a diff");
   auto arguments = std::make_shared<ReportArguments>();
   report::ReportOptions& options = arguments->options;
   command
@@ -85,14 +86,14 @@ void add_report_command(CLI::App& app, int& /*status*/) {
                    "Models, shards, files, workspaces, third-party checkpoints, directories of traces or of versions")
       ->required()
       ->type_name("PATH");
-  command->add_option("-o,--out", arguments->out, "File to create")->type_name("FILE");
+  command->add_option("-o,--out", arguments->out, "File to create; required without --json")->type_name("FILE");
   command->add_flag("--force", arguments->force, "Replace an existing file (never a link, a device or a pipe)");
   auto* diff = command->add_flag("--diff", options.is_diff, "Compare the two paths, as muster diff does");
   auto* no_values =
       command->add_flag("--no-values", arguments->no_values, "Read only headers: no statistics and no histograms");
   command
       ->add_flag("--checksums", options.has_checksums,
-                 "Also compare the values with recorded checksums, which reads them again")
+                 "Also check the recorded checksums; this reads all values a second time")
       ->excludes(no_values);
   command->add_option("--bins", options.bins, "Bins per histogram")
       ->check(number_from(1, 1000))
@@ -101,15 +102,15 @@ void add_report_command(CLI::App& app, int& /*status*/) {
   command
       ->add_option_function<std::string>(
           "--layout", [arguments](const std::string& text) { arguments->options.layout = ParallelLayout::parse(text); },
-          "Also draw the parts of ranks that muster shard --to LAYOUT would write")
+          "Also show the part of each tensor that muster shard --to LAYOUT would write for each rank")
       ->type_name("LAYOUT")
       ->excludes(diff);
   add_filter_options(*command, options.filter);
   add_source_options(*command, options.source);
-  add_json_flag(*command, arguments->json)->description("Print the data of the report as JSON; --out is then optional");
+  add_json_flag(*command, arguments->json)->description("Print the data of the report as JSON");
   command->footer(
-      "Any browser opens the page, without network access. It has the data, and a library for its drawings. Models of\n"
-      "more than 8,000 tensors are shown by patterns of names.\n\n"
+      "A browser opens the page without network access. If a report has more than 8,000 tensors, it joins them under\n"
+      "patterns of names; --select shows some of them in full.\n\n"
       "Examples:\n  muster report model/ --out report.html\n"
       "  muster report before/ after/ --diff --out diff.html\n"
       "  muster report trace/ workspace/ --out job.html\n"

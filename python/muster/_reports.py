@@ -82,12 +82,12 @@ def report(
     """Makes an HTML page about models, workspaces, directories of traces or of versions, or a diff. Local.
 
     Args:
-        paths: The directories and files. Each becomes a section of the page.
-        diff: Compares the two paths.
+        paths: The directories and files. Each becomes a section of the page, and a workspace two.
+        diff: Compares the two paths in one section.
         values: False: reads only headers, so the page has no statistics.
-        checksums: Also compares the values with recorded checksums, which reads them again.
+        checksums: Also checks the recorded checksums. This reads all values a second time.
         bins: The number of bins of each histogram.
-        layout: Also draws the parts that this layout of ranks would have, as for shard_model().
+        layout: Also shows the part of each tensor that shard_model() would write for each rank of this layout.
         plan: As for show().
         base_model: As for show().
         source_layout: As for export_model().
@@ -101,7 +101,7 @@ def report(
         progress: As for verify().
 
     Raises:
-        InvalidArgumentError: An option does not fit a path, or `diff` is set without two paths.
+        InvalidArgumentError: An option does not apply to one of the paths, or `diff` is set without two paths.
         NotFoundError: A path, or the requested rank, step or job, does not exist.
         CorruptError: A file contradicts its format.
         VersionError: A newer Muster wrote it.

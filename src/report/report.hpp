@@ -28,8 +28,8 @@ struct ReportOptions {
 
 /// Reads the paths and returns the data of the report. A directory with traces, a workspace and a directory with
 /// versions of weights are recognised; every other path is a source of tensors. Throws Error(invalid_argument) if
-/// `is_diff` is set without exactly two paths; as open_source(), statistics(), inspect::diff_models(),
-/// inspect::read_trace(), read_versions() and shard_model().
+/// `is_diff` is set without exactly two paths. Also throws what open_source(), statistics(),
+/// inspect::diff_models(), inspect::read_trace(), read_versions() and shard_model() throw.
 Config report_tree(const std::vector<std::string>& paths, const ReportOptions& options);
 
 /// Returns the HTML page with this data.

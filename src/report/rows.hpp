@@ -11,8 +11,8 @@ namespace muster::report {
 
 /// A row: one tensor, or several under a pattern.
 struct Row {
-  std::string name;  ///< the tensor's name, or a pattern with `*`
-  std::vector<std::size_t> members;
+  std::string name;                  ///< the tensor's name, or a pattern with `*`
+  std::vector<std::size_t> members;  ///< indices into the names
 };
 
 /// The limits of one list of rows.
@@ -21,10 +21,10 @@ struct RowLimits {
   std::size_t name_bytes = std::size_t{1} << 20;  ///< of all names together
 };
 
-/// Returns a row for each name, or fewer rows if these exceed a limit. Numbers in names then become `*`: first those
-/// beyond the first N numbers of a name, with N as large as possible, so that layers remain distinct for as long as
-/// possible. If this does not suffice, rows are modules, "MODULE.**". A number is a part of a name between dots or
-/// slashes that consists of digits. Rows keep the order of their first members.
+/// Returns a row for each name, or fewer rows if these exceed a limit. Each name then keeps its first N numbers, and
+/// `*` replaces the others. N is the largest count that meets the limits, so that experts are joined before layers. If
+/// even N = 0 exceeds them, rows are modules, "MODULE.**". A number is a part between dots or slashes that has only
+/// digits. Rows keep the order of their first members.
 std::vector<Row> rows_of(const std::vector<std::string_view>& names, const RowLimits& limits = {});
 
 /// Replaces every number of a name but the first `kept` by `*`.

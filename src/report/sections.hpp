@@ -11,20 +11,20 @@
 
 namespace muster::report {
 
-/// Returns the section `model` of a source. The filter of the options narrows it. Throws as open_source() and
+/// Returns the section `model` with the tensors that `options.filter` selects. Throws as open_source() and
 /// statistics().
 Config model_section(Source source, const ReportOptions& options);
 
-/// Returns the parts of a source that was merged from shards. Returns nullopt if the source is not merged, or by a plan
-/// with views, which forms other tensors from those of the ranks.
+/// Returns the parts of a source that was merged from shards; nullopt if the source is not merged.
 std::optional<Config> joined_parts(const TensorSource& source);
-/// Returns the parts into which `layout` cuts the source of the request. Throws as shard_model().
+/// Returns the parts into which `layout` cuts the model at `path`, which is read as `request` describes. Throws as
+/// shard_model().
 Config cut_parts(SourceOptions request, const std::string& path, const ParallelLayout& layout);
 
 /// Returns the section `diff`. Throws as inspect::diff_models().
 Config diff_section(const std::string& a, const std::string& b, const ReportOptions& options);
 
-/// Returns the section `workspace` without "model_error". Throws as workspace::survey().
+/// Returns the section `workspace`, to which report_tree() adds "model_error". Throws as workspace::survey().
 Config workspace_section(const std::string& path);
 
 /// Returns the section `trace`. Throws as inspect::read_trace().
