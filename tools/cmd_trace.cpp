@@ -35,7 +35,7 @@ void show_status(const StatusArguments& arguments) {
 void merge(const TraceArguments& arguments) {
   const inspect::Trace trace = inspect::read_trace(arguments.directory);
   if (!arguments.out.empty())
-    write_new_file(arguments.out, [&](const inspect::Sink& sink) { inspect::write_events(trace, sink); });
+    write_output_file(arguments.out, [&](const inspect::Sink& sink) { inspect::write_events(trace, sink); });
   using inspect::RankOrder;
   inspect::TraceSummary summary = inspect::summarize(trace);
   inspect::sort(summary, arguments.order == "waiting"  ? RankOrder::waiting

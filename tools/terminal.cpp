@@ -310,7 +310,7 @@ void check_new_file(const std::string& path, bool force) {
   if (!force) refuse("already exists. Pass --force to replace it");
 }
 
-void write_new_file(const std::string& path, const std::function<void(const inspect::Sink&)>& write) {
+void write_output_file(const std::string& path, const std::function<void(const inspect::Sink&)>& write) {
   constexpr std::size_t piece = 1 << 20;
   os::remove_dead_partials(path);
   os::PublishedFile file(path);

@@ -269,7 +269,6 @@ void bind_checkpoints(nb::module_& module) {
         options.take("bins", made.bins);
         options.take("layout", made.layout);
         options.take("source_layout", made.source.source_layout);
-        if (made.bins < 1) throw Error(ErrorKind::invalid_argument, "bins: 0 is not a number of at least 1");
         return long_work(progress, [&](const ProgressCallback& tell, const std::stop_token& stop) {
           made.progress = ended_by(tell, stop, "reading " + fmt::format("{}", fmt::join(paths, ", ")));
           return report::report_page(report::report_tree(paths, made));

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import json
@@ -43,8 +44,20 @@ class Report:
         Raises:
             FileExistsError: The file exists, and `force` is False.
         """
-        with open(path, "w" if force else "x", encoding="utf-8") as file:
-            file.write(self._page)
+        if not force:
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(self._page)
+            return
+        # The previous file remains until the new one is complete.
+        partial = f"{os.fspath(path)}.partial-{os.getpid()}"
+        try:
+            with open(partial, "x", encoding="utf-8") as file:
+                file.write(self._page)
+            os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
 
     def _repr_html_(self) -> str:
         # The frame keeps the styles of the page and of the notebook apart. It may run scripts, but has no access to

@@ -93,7 +93,17 @@ std::string fingerprint_check_text(const Fingerprint& expected, const Fingerprin
 Config diff_models(const std::string& a, const std::string& b, const SourceOptions& options = {},
                    const TensorFilter& filter = {});
 /// Compares two open sources, which the filter has narrowed. `options` opened them.
-Config diff_sources(const Source& a, const Source& b, const SourceOptions& options, const TensorFilter& filter);
+Config diff_sources(const Source& a, const Source& b, const SourceOptions& options, const TensorFilter& filter,
+                    const ProgressCallback& progress = {});
+
+/// The kinds of differences of a tensor or a file.
+inline constexpr std::string_view only_in_a = "only in A";
+inline constexpr std::string_view only_in_b = "only in B";
+inline constexpr std::string_view other_type = "type";
+inline constexpr std::string_view other_values = "values";
+/// Returns the "absolute" or "relative" difference of an item of "tensor_differences" whose kind is other_values. JSON
+/// cannot express infinities, so these are texts.
+double distance_of(const Config& diff, const char* key);
 
 enum class DiffOrder : std::uint8_t {
   file,      ///< as in A, then the tensors that only B has

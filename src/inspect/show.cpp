@@ -376,14 +376,16 @@ std::string show_text(const Source& source, const ShowOptions& options) {
   return out + omissions_line(source);
 }
 
+Config file_tree(const SourceFile& file) {
+  return Config::object({{"path", file.path}, {"tensors", file.tensors}, {"bytes", file.bytes}});
+}
+
+Config issue_tree(const SourceIssue& issue) {
+  return Config::object({{"kind", issue.kind}, {"tensor", or_null(issue.tensor)}, {"message", issue.message}});
+}
+
 void show_json(const Source& source, const ShowOptions& options, const Sink& sink) {
   const TensorListing listing(source, options);
-  const auto file_tree = [](const SourceFile& file) {
-    return Config::object({{"path", file.path}, {"tensors", file.tensors}, {"bytes", file.bytes}});
-  };
-  const auto issue_tree = [](const SourceIssue& issue) {
-    return Config::object({{"kind", issue.kind}, {"tensor", or_null(issue.tensor)}, {"message", issue.message}});
-  };
   ConfigObject metadata;
   metadata.reserve(source.metadata.size());
   for (const auto& [key, value] : source.metadata) metadata.insert(is_utf8(key) ? key : printable(key), value);

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -17,7 +16,9 @@ namespace muster::report {
 namespace {
 
 /// The kinds of a row, the most important first. A row of several tensors has the first kind that one of them has.
-constexpr std::array<std::string_view, 5> kinds = {"type", "only in A", "only in B", "values", "same"};
+constexpr std::string_view same_values = "same";
+constexpr std::array kinds = {inspect::other_type, inspect::only_in_a, inspect::only_in_b, inspect::other_values,
+                              same_values};
 
 std::size_t place_of(std::string_view kind) {
   return static_cast<std::size_t>(std::ranges::find(kinds, kind) - kinds.begin());
@@ -27,14 +28,14 @@ std::size_t place_of(std::string_view kind) {
 struct ComparedTensor {
   std::string_view name;
   std::uint64_t bytes = 0;
-  std::uint64_t values = 0;            ///< compared values, if the tensors are equal
+  std::uint64_t values = 0;
   const Config* difference = nullptr;  ///< an item of "tensor_differences"; null if the tensors are equal
   Config type = {};                    ///< of equal tensors
 
   [[nodiscard]] std::string_view kind() const {
-    return difference == nullptr ? "same" : std::string_view(difference->at("kind").as_string());
+    return difference == nullptr ? same_values : std::string_view(difference->at("kind").as_string());
   }
-  [[nodiscard]] bool is_compared() const { return kind() == "same" || kind() == "values"; }
+  [[nodiscard]] bool is_compared() const { return kind() == same_values || kind() == inspect::other_values; }
   [[nodiscard]] Config side(const char* key) const {
     if (difference == nullptr) return type;
     const Config* value = difference->as_object().find(key);
@@ -44,11 +45,8 @@ struct ComparedTensor {
     if (difference == nullptr) return 0;
     return difference->at(key).as_uint();
   }
-  /// A distance that JSON cannot express is infinite.
   [[nodiscard]] double distance(const char* key) const {
-    if (difference == nullptr) return 0;
-    const Config& value = difference->at(key);
-    return value.is_string() ? std::numeric_limits<double>::infinity() : value.as_double();
+    return difference == nullptr ? 0 : inspect::distance_of(*difference, key);
   }
 };
 
@@ -140,11 +138,13 @@ Config diff_section(const std::string& a, const std::string& b, const ReportOpti
   Source right = open_source(b, options.source);
   narrow(left, options.filter);
   narrow(right, options.filter);
-  const Config report = inspect::diff_sources(left, right, options.source, options.filter);
+  const Config report = inspect::diff_sources(left, right, options.source, options.filter, options.progress);
   const ConfigArray& differences = report.at("tensor_differences").as_array();
   Config section = Config::object({{"section", "diff"}});
   for (const auto& [key, value] : report.as_object())
     if (key != "tensor_differences") section[key] = value;
+  for (const char* list : {"file_differences", "config_differences", "left_out_a", "left_out_b"})
+    limit_list(section, list);
   section["different_tensors"] = differences.size();
   section["rows"] = rows_tree(compared_tensors(left, right, differences));
   return section;

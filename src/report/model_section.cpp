@@ -5,7 +5,10 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "muster/error.hpp"
@@ -25,145 +28,93 @@ namespace {
 
 using inspect::TensorStatistics;
 
-constexpr std::size_t most_issues = 1000;
-constexpr std::size_t longest_metadata = 4000;
-constexpr std::size_t longest_config = 200'000;
-
-/// The statistics of several tensors together.
-class PooledStatistics {
- public:
-  void add(const TensorStatistics& one) {
-    values_ += one.values;
-    nans_ += one.nans;
-    infinities_ += one.infinities;
-    zeros_ += one.zeros;
-    if (one.finite() == 0) return;
-    if (finite_ == 0 || one.minimum.as_double() < minimum_.as_double()) minimum_ = one.minimum;
-    if (finite_ == 0 || one.maximum.as_double() > maximum_.as_double()) maximum_ = one.maximum;
-    // Chan, Golub, LeVeque 1979, as in statistics.cpp.
-    const auto mine = static_cast<double>(finite_);
-    const auto others = static_cast<double>(one.finite());
-    const double apart = one.mean - mean_;
-    mean_ += apart * (others / (mine + others));
-    squares_ += one.deviation * one.deviation * others + apart * apart * (mine * others / (mine + others));
-    finite_ += one.finite();
-  }
-
-  [[nodiscard]] std::uint64_t values() const { return values_; }
-  [[nodiscard]] std::uint64_t nans() const { return nans_; }
-  [[nodiscard]] std::uint64_t infinities() const { return infinities_; }
-  [[nodiscard]] std::uint64_t zeros() const { return zeros_; }
-  [[nodiscard]] bool has_numbers() const { return finite_ != 0; }
-  [[nodiscard]] const Config& minimum() const { return minimum_; }
-  [[nodiscard]] const Config& maximum() const { return maximum_; }
-  [[nodiscard]] double mean() const { return mean_; }
-  [[nodiscard]] double deviation() const { return std::sqrt(squares_ / static_cast<double>(finite_)); }
-
- private:
-  std::uint64_t values_ = 0;
-  std::uint64_t nans_ = 0;
-  std::uint64_t infinities_ = 0;
-  std::uint64_t zeros_ = 0;
-  std::uint64_t finite_ = 0;
-  Config minimum_;
-  Config maximum_;
-  double mean_ = 0;
-  double squares_ = 0;
-};
-
-/// Adds the counts of a histogram to the bins between `low` and `high` that contain the middles of its bins.
-void add_counts(std::vector<std::uint64_t>& counts, const inspect::Histogram& histogram, double low, double high) {
-  const auto bins = static_cast<double>(histogram.counts.size());
-  for (std::size_t i = 0; i < histogram.counts.size(); ++i) {
-    const double part = (static_cast<double>(i) + 0.5) / bins;
-    const double middle = histogram.low * (1 - part) + histogram.high * part;
-    // Halves, because the distance of two large doubles may overflow.
-    const double place = low < high ? (middle / 2 - low / 2) / (high / 2 - low / 2) : 0;
-    const auto bin = static_cast<std::size_t>(std::clamp(place, 0.0, 1.0) * static_cast<double>(counts.size()));
-    counts[std::min(bin, counts.size() - 1)] += histogram.counts[i];
-  }
-}
+constexpr std::size_t most_metadata = 100'000;   // bytes of keys and texts
+constexpr std::size_t longest_config = 200'000;  // bytes of JSON text
+constexpr int deepest_config = 200;              // the tree of a report has a limit, and more levels around it
 
 Config exact_number(const Config& value) {
   return value.type() == Config::Type::real ? inspect::json_number(value.as_double()) : value;
 }
 
 double magnitude(const TensorStatistics& one) {
-  return one.finite() == 0 ? 0 : std::max(std::abs(one.minimum.as_double()), std::abs(one.maximum.as_double()));
-}
-
-/// Names the members of a row that differ from the others: the row itself would hide them.
-ConfigArray outliers_of(const Row& row, const std::vector<TensorStatistics>& all) {
-  constexpr std::size_t most = 3;  // per reason
-  ConfigArray outliers;
-  if (row.members.size() == 1) return outliers;
-  const auto add = [&](std::size_t member, const char* reason) {
-    outliers.push_back(Config::object({{"name", all[member].tensor.name}, {"reason", reason}}));
-  };
-  const auto add_first = [&](const char* reason, const auto& is_outlier) {
-    std::size_t found = 0;
-    for (const std::size_t member : row.members)
-      if (found < most && is_outlier(all[member])) {
-        add(member, reason);
-        ++found;
-      }
-  };
-  add_first("nan", [](const TensorStatistics& one) { return one.nans != 0; });
-  add_first("infinite", [](const TensorStatistics& one) { return one.infinities != 0; });
-  add_first("zero", [](const TensorStatistics& one) { return one.values != 0 && one.zeros == one.values; });
-  add(*std::ranges::max_element(row.members, {}, [&](std::size_t member) { return magnitude(all[member]); }),
-      "largest");
-  return outliers;
+  return one.finite() == 0
+             ? 0
+             : std::max(std::abs(inspect::number_of(one.minimum)), std::abs(inspect::number_of(one.maximum)));
 }
 
 /// The columns of the values, row by row.
-struct ValueColumns {
-  ConfigArray values, nans, infinities, zeros, minimum, maximum, mean, deviation, histogram, outliers;
+class ValueColumns {
+ public:
+  ValueColumns(const std::vector<TensorStatistics>& all, std::size_t bins) : all_(all), bins_(bins) {}
 
-  void add(const Row& row, const std::vector<TensorStatistics>& all) {
-    PooledStatistics pooled;
-    for (const std::size_t member : row.members) pooled.add(all[member]);
-    const bool is_single = row.members.size() == 1;
-    const TensorStatistics& first = all[row.members.front()];
-    outliers.emplace_back(outliers_of(row, all));
-    values.emplace_back(pooled.values());
-    nans.emplace_back(pooled.nans());
-    infinities.emplace_back(pooled.infinities());
-    zeros.emplace_back(pooled.zeros());
-    minimum.push_back(exact_number(pooled.minimum()));
-    maximum.push_back(exact_number(pooled.maximum()));
-    if (!pooled.has_numbers()) {
-      mean.emplace_back();
-      deviation.emplace_back();
-      histogram.emplace_back(ConfigArray());
-      return;
-    }
-    // The statistics of a single tensor are not computed again, so they are those of `muster stats`.
-    mean.push_back(inspect::json_number(is_single ? first.mean : pooled.mean()));
-    deviation.push_back(inspect::json_number(is_single ? first.deviation : pooled.deviation()));
-    std::vector<std::uint64_t> counts = first.histogram.counts;
-    if (!is_single) {
-      std::size_t bins = 1;
-      for (const std::size_t member : row.members) bins = std::max(bins, all[member].histogram.counts.size());
-      counts.assign(bins, 0);
-      for (const std::size_t member : row.members)
-        add_counts(counts, all[member].histogram, pooled.minimum().as_double(), pooled.maximum().as_double());
-    }
-    histogram.emplace_back(ConfigArray(counts.begin(), counts.end()));
+  void add(const Row& row) {
+    std::vector<const TensorStatistics*> members;
+    for (const std::size_t member : row.members) members.push_back(&all_[member]);
+    const TensorStatistics one = inspect::pooled(members, bins_);
+    const auto if_any = [&](double value) { return one.finite() != 0 ? inspect::json_number(value) : Config(); };
+    values_.emplace_back(one.values);
+    nans_.emplace_back(one.nans);
+    infinities_.emplace_back(one.infinities);
+    zeros_.emplace_back(one.zeros);
+    minimum_.push_back(exact_number(one.minimum));
+    maximum_.push_back(exact_number(one.maximum));
+    mean_.push_back(if_any(one.mean));
+    deviation_.push_back(if_any(one.deviation));
+    histogram_.emplace_back(ConfigArray(one.histogram.counts.begin(), one.histogram.counts.end()));
+    outliers_.emplace_back(members.size() == 1 ? ConfigArray() : outliers_of(members));
   }
 
   void move_to(Config& rows) {
-    rows["values"] = std::move(values);
-    rows["nans"] = std::move(nans);
-    rows["infinities"] = std::move(infinities);
-    rows["zeros"] = std::move(zeros);
-    rows["minimum"] = std::move(minimum);
-    rows["maximum"] = std::move(maximum);
-    rows["mean"] = std::move(mean);
-    rows["deviation"] = std::move(deviation);
-    rows["histogram"] = std::move(histogram);
-    rows["outliers"] = std::move(outliers);
+    rows["values"] = std::move(values_);
+    rows["nans"] = std::move(nans_);
+    rows["infinities"] = std::move(infinities_);
+    rows["zeros"] = std::move(zeros_);
+    rows["minimum"] = std::move(minimum_);
+    rows["maximum"] = std::move(maximum_);
+    rows["mean"] = std::move(mean_);
+    rows["deviation"] = std::move(deviation_);
+    rows["histogram"] = std::move(histogram_);
+    rows["outliers"] = std::move(outliers_);
   }
+  /// The number of outliers that are not named because the page would become too large.
+  [[nodiscard]] std::uint64_t unnamed() const noexcept { return unnamed_; }
+
+ private:
+  /// Names the members of a row that differ from the others: the row itself would hide them.
+  ConfigArray outliers_of(const std::vector<const TensorStatistics*>& members) {
+    constexpr std::size_t most = 3;  // per reason
+    ConfigArray outliers;
+    const auto add = [&](const TensorStatistics& one, const char* reason) {
+      const std::string& name = one.tensor.name;
+      if (name.size() > name_bytes_left_) {
+        ++unnamed_;
+        return;
+      }
+      name_bytes_left_ -= name.size();
+      outliers.push_back(Config::object({{"name", name}, {"reason", reason}}));
+    };
+    const auto add_first = [&](const char* reason, const auto& is_outlier) {
+      std::size_t found = 0;
+      for (const TensorStatistics* one : members)
+        if (found < most && is_outlier(*one)) {
+          add(*one, reason);
+          ++found;
+        }
+    };
+    add_first("nan", [](const TensorStatistics& one) { return one.nans != 0; });
+    add_first("infinite", [](const TensorStatistics& one) { return one.infinities != 0; });
+    add_first("zero", [](const TensorStatistics& one) { return one.values != 0 && one.zeros == one.values; });
+    const TensorStatistics& largest =
+        **std::ranges::max_element(members, {}, [](const TensorStatistics* one) { return magnitude(*one); });
+    if (magnitude(largest) > 0) add(largest, "largest");
+    return outliers;
+  }
+
+  const std::vector<TensorStatistics>& all_;
+  std::size_t bins_;
+  std::size_t name_bytes_left_ = 300'000;
+  std::uint64_t unnamed_ = 0;
+  ConfigArray values_, nans_, infinities_, zeros_, minimum_, maximum_, mean_, deviation_, histogram_, outliers_;
 };
 
 /// Returns the index of each selected tensor's file, or null.
@@ -173,7 +124,8 @@ std::vector<Config> files_of(const Source& source, const std::vector<std::size_t
   std::vector<Config> files;
   for (const std::size_t tensor : chosen) {
     const auto found = known.find(source.tensors->detail(tensor).file);
-    files.push_back(found == known.end() ? Config() : Config(found->second));
+    const bool is_listed = found != known.end() && found->second < most_items;
+    files.push_back(is_listed ? Config(found->second) : Config());
   }
   return files;
 }
@@ -186,15 +138,14 @@ Config common(const Row& row, const Get& get) {
   return is_same ? first : Config();
 }
 
-Config rows_tree(const Source& source, const std::vector<std::size_t>& chosen,
-                 const std::vector<TensorStatistics>* statistics) {
+/// Adds "rows" and "outliers_left_out". `columns` is null without statistics.
+void add_rows(Config& section, const Source& source, const std::vector<std::size_t>& chosen, ValueColumns* columns) {
   const std::vector<TensorEntry>& entries = source.entries();
   std::vector<std::string_view> names;
   for (const std::size_t tensor : chosen) names.emplace_back(entries[tensor].name);
   const std::vector<Config> files = files_of(source, chosen);
   const auto entry_of = [&](std::size_t member) -> const TensorEntry& { return entries[chosen[member]]; };
   ConfigArray name, tensors, bytes, dtype, shape, file;
-  ValueColumns columns;
   for (const Row& row : rows_of(names)) {
     std::uint64_t sum = 0;
     for (const std::size_t member : row.members) sum += entry_of(member).bytes;
@@ -204,7 +155,7 @@ Config rows_tree(const Source& source, const std::vector<std::size_t>& chosen,
     dtype.push_back(common(row, [&](std::size_t member) { return Config(to_string(entry_of(member).dtype)); }));
     shape.push_back(common(row, [&](std::size_t member) { return inspect::extents_of(entry_of(member).shape); }));
     file.push_back(common(row, [&](std::size_t member) { return files[member]; }));
-    if (statistics != nullptr) columns.add(row, *statistics);
+    if (columns != nullptr) columns->add(row);
   }
   Config rows = Config::object({{"name", std::move(name)},
                                 {"tensors", std::move(tensors)},
@@ -212,8 +163,9 @@ Config rows_tree(const Source& source, const std::vector<std::size_t>& chosen,
                                 {"dtype", std::move(dtype)},
                                 {"shape", std::move(shape)},
                                 {"file", std::move(file)}});
-  if (statistics != nullptr) columns.move_to(rows);
-  return rows;
+  if (columns != nullptr) columns->move_to(rows);
+  section["rows"] = std::move(rows);
+  section["outliers_left_out"] = columns != nullptr ? columns->unnamed() : 0;
 }
 
 Config dtypes_tree(const Source& source, const std::vector<std::size_t>& chosen) {
@@ -229,11 +181,22 @@ Config dtypes_tree(const Source& source, const std::vector<std::size_t>& chosen)
   return tree;
 }
 
-Config metadata_tree(const Source& source) {
+/// Adds "metadata" and "metadata_left_out".
+void add_metadata(Config& section, const Source& source) {
   Config tree = Config::object();
-  for (const auto& [key, value] : source.metadata)
-    tree[is_utf8(key) ? key : inspect::printable(key)] = value.size() > longest_metadata ? Config() : Config(value);
-  return tree;
+  std::size_t bytes_left = most_metadata;
+  std::uint64_t left_out = 0;
+  for (const auto& [key, value] : source.metadata) {
+    const std::size_t bytes = key.size() + value.size();
+    if (bytes > bytes_left) {
+      ++left_out;
+      continue;
+    }
+    bytes_left -= bytes;
+    tree[is_utf8(key) ? key : inspect::printable(key)] = value;
+  }
+  section["metadata"] = std::move(tree);
+  section["metadata_left_out"] = left_out;
 }
 
 /// Adds "verify" and "verify_error".
@@ -250,20 +213,23 @@ void add_verification(Config& section, const Source& source, const ReportOptions
                          .source_layout = options.source.source_layout,
                          .select = options.filter.select,
                          .exclude = options.filter.exclude};
-    section["verify"] = inspect::verify_tree(verify(source.path, wanted));
+    Config report = inspect::verify_tree(verify(source.path, wanted));
+    const std::uint64_t problems_left_out = report.at("problems_left_out").as_uint();
+    for (const char* list : {"problems", "left_out", "notes"}) limit_list(report, list);
+    report["problems_left_out"] = report.at("problems_left_out").as_uint() + problems_left_out;
+    section["verify"] = std::move(report);
   } catch (const Error& error) {
     section["verify_error"] = error.what();
   }
 }
 
-/// Adds "issues" and "issues_left_out".
-void add_issues(Config& section, std::vector<SourceIssue> issues) {
-  section["issues_left_out"] = issues.size() - std::min(issues.size(), most_issues);
-  issues.resize(std::min(issues.size(), most_issues));
-  section["issues"] = inspect::list_of(issues, [](const SourceIssue& issue) {
-    return Config::object(
-        {{"kind", issue.kind}, {"tensor", inspect::or_null(issue.tensor)}, {"message", issue.message}});
-  });
+int depth_of(const Config& tree) {
+  int depth = 0;
+  if (tree.is_array())
+    for (const Config& item : tree.as_array()) depth = std::max(depth, depth_of(item));
+  if (tree.is_object())
+    for (const auto& [key, value] : tree.as_object()) depth = std::max(depth, depth_of(value));
+  return depth + 1;
 }
 
 /// Adds "config" and "config_bytes". A config that cannot be read becomes an issue.
@@ -275,15 +241,17 @@ void add_config(Config& section, const Source& source, std::vector<SourceIssue>&
     if (!config) return;
     const std::size_t bytes = to_json(*config).size();
     section["config_bytes"] = bytes;
-    if (bytes <= longest_config) section["config"] = *config;
+    if (bytes <= longest_config && depth_of(*config) <= deepest_config) section["config"] = *config;
   } catch (const Error& error) {
     issues.push_back({"config", "", error.what()});
   }
 }
 
-Config parts_tree(const Source& source, const ReportOptions& options) {
-  if (options.layout) return cut_parts(options.source, source.path, *options.layout);
-  std::optional<Config> parts = joined_parts(*source.tensors);
+Config parts_tree(const Source& source, const std::vector<std::size_t>& chosen, const ReportOptions& options) {
+  std::unordered_set<std::string_view> names;
+  for (const std::size_t tensor : chosen) names.insert(source.entries()[tensor].name);
+  if (options.layout) return cut_parts(options.source, source.path, *options.layout, names);
+  std::optional<Config> parts = joined_parts(*source.tensors, names);
   if (!parts) return {};
   for (const auto& [key, value] : source.facts)
     if (key == "layout" || key == "plan" || key == "ranks") (*parts)[key] = value;
@@ -292,37 +260,34 @@ Config parts_tree(const Source& source, const ReportOptions& options) {
 
 }  // namespace
 
-Config model_section(Source source, const ReportOptions& options) {
+Config model_section(const Source& source, const ReportOptions& options) {
   const std::vector<std::size_t> chosen = matching(source, options.filter);
-  std::optional<std::vector<TensorStatistics>> statistics;
+  std::vector<TensorStatistics> statistics;
   if (options.has_values) statistics = inspect::statistics(*source.tensors, chosen, options.bins, options.progress);
+  ValueColumns columns(statistics, options.bins);
   std::uint64_t bytes = 0;
   for (const std::size_t tensor : chosen) bytes += source.entries()[tensor].bytes;
   ConfigObject facts;
   for (const auto& [key, value] : source.facts) facts.insert(key, value);
   std::vector<SourceIssue> issues = inspect::find_issues(source);
-  Config section = Config::object(
-      {{"section", "model"},
-       {"path", source.path},
-       {"kind", source.kind},
-       {"facts", std::move(facts)},
-       {"tensors", chosen.size()},
-       {"bytes", bytes},
-       {"not_readable", count_lost(source.tensors->omissions())},
-       {"not_selected", source.entries().size() - chosen.size()},
-       {"metadata", metadata_tree(source)},
-       {"files", inspect::list_of(
-                     source.files,
-                     [](const SourceFile& file) {
-                       return Config::object({{"path", file.path}, {"tensors", file.tensors}, {"bytes", file.bytes}});
-                     })},
-       {"dtypes", dtypes_tree(source, chosen)},
-       {"has_values", options.has_values},
-       {"rows", rows_tree(source, chosen, statistics ? &*statistics : nullptr)}});
+  Config section = Config::object({{"section", "model"},
+                                   {"path", source.path},
+                                   {"kind", source.kind},
+                                   {"facts", std::move(facts)},
+                                   {"tensors", chosen.size()},
+                                   {"bytes", bytes},
+                                   {"not_readable", count_lost(source.tensors->omissions())},
+                                   {"not_selected", source.entries().size() - chosen.size()},
+                                   {"files", inspect::list_of(source.files, inspect::file_tree)},
+                                   {"dtypes", dtypes_tree(source, chosen)},
+                                   {"has_values", options.has_values}});
+  add_rows(section, source, chosen, options.has_values ? &columns : nullptr);
+  add_metadata(section, source);
   add_verification(section, source, options);
   add_config(section, source, issues);
-  add_issues(section, std::move(issues));
-  section["parts"] = parts_tree(source, options);
+  section["issues"] = inspect::list_of(issues, inspect::issue_tree);
+  section["parts"] = parts_tree(source, chosen, options);
+  for (const char* list : {"files", "issues"}) limit_list(section, list);
   return section;
 }
 

@@ -2,6 +2,7 @@
 // The parts of tensors that ranks have, for the drawing of a layout.
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -15,8 +16,6 @@
 
 namespace muster::report {
 namespace {
-
-constexpr std::size_t most_groups = 2000;
 
 /// Units [from, to) along the dimension of the cut.
 struct HeldRange {
@@ -75,9 +74,13 @@ class PartGroups {
     ++counts_[found->second];
   }
 
-  [[nodiscard]] Config tree() const {
+  /// A tensor whose parts are not ranges along one dimension is only counted.
+  void leave_out() { ++left_out_; }
+
+  /// Adds "groups", "groups_left_out" and "tensors_left_out".
+  void add_to(Config& parts) const {
     ConfigArray groups;
-    for (std::size_t i = 0; i < std::min(order_.size(), most_groups); ++i) {
+    for (std::size_t i = 0; i < order_.size(); ++i) {
       const auto& [pattern, tensor] = order_[i]->first;
       groups.push_back(
           Config::object({{"name", counts_[i] == 1 ? names_[i] : pattern},
@@ -90,9 +93,10 @@ class PartGroups {
                              return Config::object({{"rank", range.rank}, {"from", range.from}, {"to", range.to}});
                            })}}));
     }
-    return groups;
+    parts["groups"] = std::move(groups);
+    limit_list(parts, "groups");
+    parts["tensors_left_out"] = left_out_;
   }
-  [[nodiscard]] std::size_t left_out() const { return order_.size() - std::min(order_.size(), most_groups); }
 
  private:
   using Known = std::map<std::pair<std::string, PartedTensor>, std::size_t>;
@@ -100,10 +104,11 @@ class PartGroups {
   std::vector<Known::const_iterator> order_;
   std::vector<std::string> names_;  ///< of the first tensor
   std::vector<std::size_t> counts_;
+  std::size_t left_out_ = 0;
 };
 
-/// Returns the parts of a tensor that is joined from those of ranks.
-PartedTensor joined(const MergedTensor& tensor) {
+/// Returns the parts of a tensor that is joined from those of ranks. `equal_sets` are those of its source.
+PartedTensor joined(const MergedTensor& tensor, const std::vector<std::vector<SourceRef>>& equal_sets) {
   const merge::Layout& layout = tensor.layout;
   const auto rank_of = [&](int source) { return tensor.sources[static_cast<std::size_t>(source)].rank; };
   PartedTensor parted{.shape = layout.target.shape, .units = layout.target_units, .combine = layout.combine};
@@ -118,6 +123,15 @@ PartedTensor joined(const MergedTensor& tensor) {
       if (begin < end)
         parted.held.push_back({rank_of(copy.other), piece.at + begin - piece.begin, piece.at + end - piece.begin});
     }
+  // The ranks of a set have copies of the same tensor, and the layout names only one of them.
+  for (const std::uint32_t number : tensor.equal)
+    for (std::size_t source = 0; source < tensor.sources.size(); ++source) {
+      const std::vector<SourceRef>& set = equal_sets[number];
+      if (std::ranges::find(set, tensor.sources[source]) == set.end()) continue;
+      for (const merge::UnitRange& piece : layout.pieces)
+        if (piece.source == static_cast<int>(source))
+          for (const SourceRef& other : set) parted.held.push_back({other.rank, piece.at, piece.at + piece.count});
+    }
   const bool is_cut =
       std::ranges::any_of(parted.held, [&](const HeldRange& range) { return range.to - range.from != parted.units; });
   if (is_cut) parted.dim = dimension_of(parted.shape, layout.grain, parted.units);
@@ -126,17 +140,24 @@ PartedTensor joined(const MergedTensor& tensor) {
 
 }  // namespace
 
-std::optional<Config> joined_parts(const TensorSource& source) {
+std::optional<Config> joined_parts(const TensorSource& source, const std::unordered_set<std::string_view>& names) {
   const auto* merged = dynamic_cast<const MergedTensors*>(&source);
   if (merged == nullptr) return std::nullopt;
   PartGroups groups;
-  // Boxes have positions in several dimensions, which the drawing does not have.
-  for (const MergedTensor& tensor : merged->merged())
-    if (tensor.layout.bands.empty()) groups.add(tensor.name, joined(tensor));
-  return Config::object({{"direction", "joined"}, {"groups", groups.tree()}, {"groups_left_out", groups.left_out()}});
+  for (const MergedTensor& tensor : merged->merged()) {
+    if (!names.contains(tensor.name)) continue;
+    if (tensor.layout.bands.empty())
+      groups.add(tensor.name, joined(tensor, merged->equal_sets()));
+    else
+      groups.leave_out();  // boxes have positions in several dimensions
+  }
+  Config parts = Config::object({{"direction", "joined"}});
+  groups.add_to(parts);
+  return parts;
 }
 
-Config cut_parts(SourceOptions request, const std::string& path, const ParallelLayout& layout) {
+Config cut_parts(SourceOptions request, const std::string& path, const ParallelLayout& layout,
+                 const std::unordered_set<std::string_view>& names) {
   request.path = path;
   request.target_layout = layout;
   const ShardJob job(request);
@@ -148,6 +169,7 @@ Config cut_parts(SourceOptions request, const std::string& path, const ParallelL
     for (const MergedTensor& tensor : job.outputs.files[rank].tensors) {
       if (job.viewed != nullptr || tensor.sources.empty()) continue;
       const std::size_t index = tensor.sources.front().index;
+      if (!names.contains(entries[index].name)) continue;
       PartedTensor& parted = whole[index];
       const std::int64_t units = tensor.layout.source_units.front();
       parted.shape = entries[index].shape;
@@ -158,9 +180,14 @@ Config cut_parts(SourceOptions request, const std::string& path, const ParallelL
       }
     }
   PartGroups groups;
-  for (auto& [index, parted] : whole) groups.add(entries[index].name, std::move(parted));
-  tree["groups"] = groups.tree();
-  tree["groups_left_out"] = groups.left_out();
+  for (std::size_t index = 0; index < entries.size(); ++index) {
+    const auto found = whole.find(index);
+    if (found != whole.end())
+      groups.add(entries[index].name, std::move(found->second));
+    else if (names.contains(entries[index].name))
+      groups.leave_out();  // a plan with views joins parts of several tensors
+  }
+  groups.add_to(tree);
   return tree;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <iterator>
 #include <utility>
 
 #include "muster/error.hpp"
@@ -38,39 +39,65 @@ Config as_section(const char* kind, const Config& tree) {
   return section;
 }
 
-/// Adds the timeline of a workspace, and the tensors of its newest states if they belong to one job.
-void add_workspace(ConfigArray& sections, const std::string& path, const ReportOptions& options) {
-  Config section = workspace_section(path);
-  section["model_error"] = Config();
-  std::optional<Source> source;
-  try {
-    source = open_source(path, options.source);
-  } catch (const Error& error) {
-    section["model_error"] = error.what();
+/// Returns the reason why the states of a workspace are not one model; empty if they are.
+std::string no_model_reason(const Config& survey, const std::string& job) {
+  std::vector<std::string> complete;
+  for (const Config& one : survey.at("jobs").as_array()) {
+    const ConfigArray& states = one.at("states").as_array();
+    if (std::ranges::any_of(states, [](const Config& state) { return state.at("complete").as_bool(); }))
+      complete.push_back(one.at("job").as_string());
   }
-  sections.push_back(std::move(section));
-  if (source) sections.push_back(model_section(std::move(*source), options));
+  if (complete.empty()) return "no state is complete";
+  if (complete.size() > 1 && job.empty())
+    return fmt::format("{} jobs have complete states. Choose one with --job-id", complete.size());
+  return {};
 }
 
+/// Adds the timeline of a workspace, and the tensors of its newest states if they are one model.
+void add_workspace(ConfigArray& sections, const std::string& path, const ReportOptions& options) {
+  Config section = workspace_section(path);
+  const std::string reason = no_model_reason(section, options.source.states.job);
+  section["model_error"] = inspect::or_null(reason);
+  for (Config& job : section["jobs"].as_array())
+    for (const char* list : {"states", "kept", "in_use"}) limit_list(job, list);
+  for (const char* list : {"jobs", "temporary", "unknown_files"}) limit_list(section, list);
+  sections.push_back(std::move(section));
+  if (reason.empty()) sections.push_back(model_section(open_source(path, options.source), options));
+}
+
+/// A directory may have traces beside a workspace, versions or a model.
 void add_sections(ConfigArray& sections, const std::string& path, const ReportOptions& options) {
+  const std::size_t before = sections.size();
   std::error_code error;
+  PathContents::Kind kind = PathContents::Kind::model;
   if (std::filesystem::is_directory(path, error)) {
-    if (has_traces(path)) return sections.push_back(trace_section(path));
-    if (contents_of(path, options.source.thirdparty).kind == PathContents::Kind::workspace)
-      return add_workspace(sections, path, options);
-    if (versions::is_version_directory(path)) return sections.push_back(versions_section(path));
+    kind = contents_of(path, options.source.thirdparty).kind;
+    if (has_traces(path)) sections.push_back(trace_section(path));
+    if (versions::is_version_directory(path)) sections.push_back(versions_section(path));
+    if (kind == PathContents::Kind::workspace) return add_workspace(sections, path, options);
   }
-  sections.push_back(model_section(open_source(path, options.source), options));
+  if (kind != PathContents::Kind::other || sections.size() == before)
+    sections.push_back(model_section(open_source(path, options.source), options));
 }
 
 }  // namespace
+
+void limit_list(Config& object, const std::string& key) {
+  ConfigArray& list = object[key].as_array();
+  const std::size_t kept = std::min(list.size(), most_items);
+  object[key + "_left_out"] = list.size() - kept;
+  object[key].as_array().resize(kept);
+}
 
 Config workspace_section(const std::string& path) {
   return as_section("workspace", inspect::survey_tree(workspace::survey(path), std::chrono::system_clock::now()));
 }
 
 Config versions_section(const std::string& path) {
-  return as_section("versions", inspect::log_tree(read_versions(path), false, std::chrono::system_clock::now()));
+  Config section =
+      as_section("versions", inspect::log_tree(read_versions(path), false, std::chrono::system_clock::now()));
+  for (const char* list : {"versions", "unfinished", "other_names", "problems"}) limit_list(section, list);
+  return section;
 }
 
 Config report_tree(const std::vector<std::string>& paths, const ReportOptions& options) {
@@ -78,6 +105,14 @@ Config report_tree(const std::vector<std::string>& paths, const ReportOptions& o
     throw Error(ErrorKind::invalid_argument,
                 fmt::format("a diff compares two paths, but {} given. Name the two sides",
                             paths.size() == 1 ? "one is" : fmt::format("{} are", paths.size())));
+  if (options.is_diff && (!options.has_values || options.has_checksums || options.layout))
+    throw Error(ErrorKind::invalid_argument,
+                "a diff compares all values, without checksums and without a layout. Leave these options out");
+  if (options.has_checksums && !options.has_values)
+    throw Error(ErrorKind::invalid_argument, "checksums are compared by reading the values. Leave one option out");
+  constexpr std::size_t most_bins = 1000;
+  if (options.bins < 1 || options.bins > most_bins)
+    throw Error(ErrorKind::invalid_argument, fmt::format("bins: {} is not from 1 to {}", options.bins, most_bins));
   if (paths.empty()) throw Error(ErrorKind::invalid_argument, "report: no path is given. Name at least one");
   ConfigArray sections;
   if (options.is_diff)

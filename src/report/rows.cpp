@@ -69,10 +69,19 @@ std::vector<Row> grouped(const std::vector<std::string_view>& names,
   return rows;
 }
 
+/// Returns the length of a name in the page, where some characters are escaped.
+std::size_t cost_of(std::string_view name) {
+  constexpr std::size_t escape = 6;
+  std::size_t cost = 0;
+  for (const char c : name)
+    cost += c == '<' || c == '>' || c == '&' || static_cast<unsigned char>(c) < ' ' ? escape : 1;
+  return cost;
+}
+
 bool fits(const std::vector<Row>& rows, const RowLimits& limits) {
   if (rows.size() > limits.rows) return false;
   std::size_t bytes = 0;
-  for (const Row& row : rows) bytes += row.name.size();
+  for (const Row& row : rows) bytes += cost_of(row.name);
   return bytes <= limits.name_bytes;
 }
 
@@ -88,6 +97,12 @@ std::size_t largest(const std::vector<std::string_view>& names, const Count& cou
 std::string name_pattern(std::string_view name, std::size_t kept) {
   std::string out;
   std::size_t numbers = 0;
+  constexpr std::string_view rank = "rank";
+  if (name.starts_with(rank) && name.find('/') != std::string_view::npos &&
+      is_number(name.substr(rank.size(), name.find('/') - rank.size() + 1))) {
+    out = "rank*/";
+    name.remove_prefix(name.find('/') + 1);
+  }
   for_each_part(name, [&](std::string_view part) {
     if (!is_number(part) || numbers++ < kept) {
       out += part;

@@ -18,7 +18,7 @@ struct Row {
 /// The limits of one list of rows.
 struct RowLimits {
   std::size_t rows = 8000;
-  std::size_t name_bytes = std::size_t{1} << 20;  ///< of all names together
+  std::size_t name_bytes = std::size_t{1} << 20;  ///< of all names together, as they are in the page
 };
 
 /// Returns a row for each name, or fewer rows if these exceed a limit. Each name then keeps its first N numbers, and
@@ -27,7 +27,7 @@ struct RowLimits {
 /// digits. Rows keep the order of their first members.
 std::vector<Row> rows_of(const std::vector<std::string_view>& names, const RowLimits& limits = {});
 
-/// Replaces every number of a name but the first `kept` by `*`.
+/// Replaces every number of a name but the first `kept` by `*`, and always that of a prefix "rankN/".
 std::string name_pattern(std::string_view name, std::size_t kept);
 
 }  // namespace muster::report

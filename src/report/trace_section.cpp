@@ -128,6 +128,8 @@ Config trace_section(const std::string& directory) {
   const Config tree = inspect::trace_tree(trace, summary);
   for (const auto& [key, value] : tree.as_object()) section[key] = value;
   section["imbalance"] = inspect::imbalance_tree(trace);
+  for (const char* list : {"steps", "times", "warnings"}) limit_list(section["imbalance"], list);
+  for (const char* list : {"missed", "notes", "routes"}) limit_list(section, list);
   add_spans(section, trace, summary);
   section["slowest"] = slowest_tree(trace, summary);
   return section;

@@ -21,7 +21,10 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/muster-minilm-XXXXXX") || fail "no temporary d
 trap 'rm -rf "$work"' EXIT
 
 command -v "$python" > /dev/null || skip "no Python ($python) to fetch the model with"
-model=$("$python" "$(dirname "${BASH_SOURCE[0]}")/minilm.py") || skip "the model is not available"
+status=0
+model=$("$python" "$(dirname "${BASH_SOURCE[0]}")/minilm.py") || status=$?
+[ $status != 77 ] || skip "the model is not available"
+[ $status = 0 ] || fail "minilm.py: status $status"
 
 "$program" shard "$model" --to 4 --plan bert --out "$work/shards" || fail "muster shard: status $?"
 [ -f "$work/shards/rank-00003-of-00004.safetensors" ] || fail "no shard of rank 3"

@@ -95,6 +95,22 @@ def write_experts(path, tensors):
     )
 
 
+def write_mixture(path):
+    """A mixture of four experts with the names of Mixtral, which the plan `moe` splits."""
+    path.mkdir()
+    shapes = {"model.embed_tokens.weight": [8, 8], "lm_head.weight": [8, 8], "model.norm.weight": [8]}
+    for layer in range(4):
+        prefix = f"model.layers.{layer}."
+        shapes |= {f"{prefix}self_attn.{kind}_proj.weight": [8, 8] for kind in "qkvo"}
+        shapes |= {f"{prefix}input_layernorm.weight": [8], f"{prefix}block_sparse_moe.gate.weight": [4, 8]}
+        for expert in range(4):
+            shapes |= {f"{prefix}block_sparse_moe.experts.{expert}.w{i}.weight": [8, 8] for i in (1, 2, 3)}
+    tensors = {name: ("BF16", shape, bf16(1.0) * math.prod(shape)) for name, shape in shapes.items()}
+    write_safetensors(path / "model.safetensors", tensors, {"format": "pt"})
+    config = {"model_type": "mixtral", "hidden_size": 8, "num_attention_heads": 4, "num_hidden_layers": 4, "num_local_experts": 4}
+    (path / "config.json").write_text(json.dumps(config | {"vocab_size": 8}))
+
+
 def write_hostile(path):
     tensors = {}
     for i, name in enumerate(HOSTILE_NAMES):

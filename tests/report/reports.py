@@ -6,7 +6,9 @@ usage: reports.py MUSTER DEMO_MODEL TRACED_RANK
 """
 
 import json
+import math
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -74,6 +76,14 @@ def forget_ages(tree):
             forget_ages(value)
 
 
+def forget_nothing_left_out(tree):
+    """Removes the counts of left out items, which must be 0."""
+    for key in [key for key in tree if key.endswith("_left_out")]:
+        check(tree.pop(key) == 0, key)
+    for job in tree.get("jobs", []):
+        forget_nothing_left_out(job)
+
+
 def compare_statistics(muster, section, *arguments):
     rows = rows_of(section)
     stats = muster.json("stats", *arguments, "--bins", 24)["tensors"]
@@ -106,25 +116,40 @@ def test_models(muster, report, place):
     check([problem["defect"] for problem in problems] == ["checksum"], f"--checksums: {problems}")
 
 
+def compare_parts(muster, report, model, shards, layout, plan):
+    """The parts that the shards have are those into which the model would be cut."""
+    (joined,), _ = report(shards)
+    compare_statistics(muster, joined, shards)
+    (cut,), _ = report(model, "--layout", layout, "--plan", plan)
+    joined, cut = joined["parts"], cut["parts"]
+    check((joined["direction"], cut["direction"]) == ("joined", "cut"), "direction")
+    check(joined["ranks"] == cut["ranks"] == 4 and joined["plan"] == cut["plan"], f"ranks, plan: {joined} {cut}")
+    check(len(joined["groups"]) == len(cut["groups"]) > 5 and joined["tensors_left_out"] == 0, "groups")
+    for group in cut["groups"]:
+        check(group in joined["groups"], f"the cut has {group}, but the shards do not: {joined['groups']}")
+        # Every unit is held, and nothing else.
+        held = sorted((part["from"], part["to"]) for part in group["held"])
+        check(held[0][0] == 0 and held[-1][1] == group["units"], group["name"])
+        check(group["dim"] is None or group["units"] == group["shape"][group["dim"]], group["name"])
+
+
 def test_ranks(muster, report, place, demo_model):
     subprocess.run([demo_model, "--megabytes", "2", place / "demo"], check=True, capture_output=True)
     muster("shard", place / "demo", "--to", "tp=2,pp=2", "--plan", "auto", "--out", place / "shards")
     muster("shard", place / "demo", "--to", "2", "--plan", "auto", "--workspace", "--out", place / "workspace")
-    (shards,), _ = report(place / "shards")
-    compare_statistics(muster, shards, place / "shards")
-    (cut,), _ = report(place / "demo", "--layout", "tp=2,pp=2", "--plan", "auto")
-    joined = shards["parts"]["groups"]
-    check((shards["parts"]["direction"], cut["parts"]["direction"]) == ("joined", "cut"), "direction")
-    check(shards["parts"]["ranks"] == cut["parts"]["ranks"] == 4 and shards["parts"]["plan"] == "llama", "ranks, plan")
-    check(len(joined) == len(cut["parts"]["groups"]) > 5, "groups")
-    for group in cut["parts"]["groups"]:
-        check(group in joined, f"the cut has {group}, but the shards do not")
-        if group["dim"] is None:
-            continue
-        # Every unit is held, and each rank has a part.
-        held = sorted((part["from"], part["to"]) for part in group["held"])
-        check(held[0][0] == 0 and held[-1][1] == group["units"] == group["shape"][group["dim"]], group["name"])
+    inputs.write_mixture(place / "mixture")
+    muster("shard", place / "mixture", "--to", "tp=2,ep=2", "--plan", "moe", "--out", place / "mixture_shards")
+    for model, shards, layout, plan in (
+        ("demo", "shards", "tp=2,pp=2", "auto"),
+        ("mixture", "mixture_shards", "tp=2,ep=2", "moe"),
+    ):
+        compare_parts(muster, report, place / model, place / shards, layout, plan)
+    (cut,), _ = report(place / "demo", "--layout", "2", "--plan", "auto", "--select", "*norm*")
+    check(all("norm" in group["name"] for group in cut["parts"]["groups"]), "--select and --layout")
+    (views,), _ = report(place / "demo", "--layout", "2", "--plan", "vllm")
+    check(views["parts"]["tensors_left_out"] == views["tensors"], "a plan with views")
     survey, states = report(place / "workspace")[0]
+    forget_nothing_left_out(survey)
     listed = muster.json("ls", place / "workspace")
     forget_ages(listed)
     check(survey.pop("section") == "workspace" and survey.pop("model_error") is None, "workspace")
@@ -155,6 +180,7 @@ def test_trace(muster, report, place, traced_rank):
     inputs.write_trace(muster, place / "trace", traced_rank)
     (section,), _ = report(place / "trace")
     expected = muster.json("trace", place / "trace", "--imbalance")
+    forget_nothing_left_out(section["imbalance"])
     check({key: section[key] for key in expected} == expected, "the keys of trace --json")
     check([rank["rank"] for rank in section["ranks"]] == [0, 1, 2], "ranks")
     spans = section["spans"]
@@ -168,6 +194,41 @@ def test_trace(muster, report, place, traced_rank):
         check(abs(total - rank["waiting"]) < 1e-6, f"rank {rank['rank']}: waits are {total}, trace prints {rank['waiting']}")
     seconds = [one["seconds"] for one in section["slowest"]]
     check(seconds == sorted(seconds, reverse=True) and len(seconds) >= 20, "slowest operations")
+
+
+def test_joined_rows(muster, report, place):
+    """Rows of booleans, of extreme numbers and of single values."""
+    tensors = {f"a.{i}.{j}.flag": ("BOOL", [2], bytes([i % 2, 0])) for i in range(100) for j in range(90)}
+    tensors |= {f"b.0.{j}.scale": ("F64", [1], struct.pack("<d", 1e200 * j)) for j in range(91)}
+    tensors |= {f"b.1.{j}.id": ("U64", [1], struct.pack("<Q", 2**64 - 1 - j)) for j in range(91)}
+    tensors |= {f"b.2.{j}.nan": ("F32", [1], struct.pack("<f", math.nan)) for j in range(91)}
+    inputs.write_safetensors(place / "joined.safetensors", tensors)
+    (section,), _ = report(place / "joined.safetensors")
+    rows = rows_of(section)
+    flag, scale, number, nan = (rows[name] for name in ("a.1.*.flag", "b.0.*.scale", "b.1.*.id", "b.2.*.nan"))
+    check((flag["minimum"], flag["maximum"], flag["mean"], flag["zeros"]) == (False, True, 0.5, 90), f"flags: {flag}")
+    check(scale["maximum"] == 9e201 and len(scale["histogram"]) == 24 and sum(scale["histogram"]) == 91, f"{scale}")
+    check(abs(scale["mean"] / 4.5e201 - 1) < 1e-12 and abs(scale["deviation"] / 2.6267851e201 - 1) < 1e-6, f"{scale}")
+    check((number["minimum"], number["maximum"]) == (2**64 - 91, 2**64 - 1), f"integers: {number}")
+    check(nan["minimum"] is None and nan["histogram"] == [] and nan["nans"] == 91, f"NaN: {nan}")
+    check([one["reason"] for one in nan["outliers"]] == ["nan"] * 3, f"outliers: {nan['outliers']}")
+
+
+def test_limits(muster, report, place):
+    """Lists that other people control have limits, and the rest is counted."""
+    values = struct.pack("<2f", math.nan, math.inf)
+    name = "<" * 20 + ".{}.{}." + "&" * 20
+    tensors = {name.format(i, j): ("F32", [2], values) for i in range(4000) for j in range(3)}
+    inputs.write_safetensors(place / "many.safetensors", tensors, {f"key{i}": "x" * 3990 for i in range(5000)})
+    (section,), size = report(place / "many.safetensors")
+    check(size <= 5 * MIB, f"{size} bytes")
+    check(len(section["metadata"]) + section["metadata_left_out"] == 5000 and section["outliers_left_out"] > 0, "counts")
+    deep = place / "deep"
+    deep.mkdir()
+    inputs.write_safetensors(deep / "model.safetensors", {"w": ("F32", [1], b"1234")}, {"format": "pt"})
+    (deep / "config.json").write_text('{"a":' * 250 + "1" + "}" * 250)
+    (section,), _ = report(deep)
+    check(section["config"] is None and section["config_bytes"] > 0, "a deep config")
 
 
 def test_sizes(muster, report, place):
@@ -202,14 +263,17 @@ def test_refusals(muster, place):
     kept = place / "kept.html"
     kept.write_text("kept")
     check("--force" in refused(place / "model", "--out", kept) and kept.read_text() == "kept", "an existing file")
+    check("not an HTML page" in refused(place / "model", "--out", kept, "--force") and kept.read_text() == "kept", "no page")
+    check("nowhere" in refused(place / "model", "--out", place / "nowhere/new.html"), "no directory")
     link = place / "link.html"
     link.symlink_to(kept)
     check("not a regular file" in refused(place / "model", "--out", link, "--force") and kept.read_text() == "kept", "a link")
     check("--out is required" in refused(place / "model"), "no --out")
     check("two paths" in refused(place / "model", "--diff", "--out", place / "new.html"), "one path")
-    for path in (place / "missing", Path("/dev/null"), place / "kept.html"):
-        mine = refused(path, "--out", place / "new.html").replace("muster report", "muster show")
-        check(mine == muster("show", path, status=2), f"{path}: the messages of report and show differ")
+    check("leave" in refused(place / "model", place / "model", "--diff", "--no-values", "--out", place / "new.html").lower(), "diff")
+    for wrong in ([place / "missing"], ["/dev/null"], [kept], [place / "workspace", "--rank", 99], [place / "workspace", "--plan", "typo"]):
+        mine = refused(*wrong, "--out", place / "new.html").replace("muster report", "muster show")
+        check(mine == muster("show", *wrong, status=2), f"{wrong}: the messages of report and show differ: {mine}")
     check(not (place / "new.html").exists() and not list(place.glob("*.partial*")), "leftovers")
 
 
@@ -222,6 +286,8 @@ def main(program, demo_model, traced_rank):
         test_ranks(muster, report, place, demo_model)
         test_diff(muster, report, place)
         test_trace(muster, report, place, traced_rank)
+        test_joined_rows(muster, report, place)
+        test_limits(muster, report, place)
         test_sizes(muster, report, place)
         test_hostile(muster, report, place)
         test_refusals(muster, place)

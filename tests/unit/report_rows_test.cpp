@@ -34,7 +34,9 @@ std::vector<std::string> names_of(const std::vector<Row>& rows) {
 TEST_CASE("numbers are whole parts of a name") {
   CHECK(name_pattern("layers.3.mlp.experts.17.w1.weight", 1) == "layers.3.mlp.experts.*.w1.weight");
   CHECK(name_pattern("layers.3.mlp.experts.17.w1.weight", 0) == "layers.*.mlp.experts.*.w1.weight");
-  CHECK(name_pattern("rank0/4", 0) == "rank0/*");
+  CHECK(name_pattern("rank0.4", 0) == "rank0.*");
+  CHECK(name_pattern("rank12/layers.4.w", 1) == "rank*/layers.4.w");
+  CHECK(name_pattern("ranking/4", 0) == "ranking/*");
   CHECK(name_pattern("..12./", 0) == "..*./");
   CHECK(name_pattern("", 0).empty());
 }
