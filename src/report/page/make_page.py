@@ -17,7 +17,8 @@ import re
 FOLDER = pathlib.Path(__file__).resolve().parent
 # The concepts, in the order in which they use each other.
 SCRIPTS = (
-    "dom format data table chart treemap heatmap tensor parts timeline model diff workspace trace versions sections"
+    "dom format data table chart tensor_table treemap heatmap tensor parts findings model diff timeline trace workspace "
+    "versions sections"
 ).split()
 PIECE = 16000
 DELIMITER = "page"

@@ -133,10 +133,11 @@ class DataTable {
 
 /** How columns show their values. */
 const forms = {
-  text: { align: 'left', show: (value) => String(value) },
+  text: { align: 'left', show: (value) => (typeof value === 'boolean' ? (value ? 'yes' : 'no') : String(value)) },
   name: { align: 'left', show: (value) => name(value, 90) },
   message: { align: 'text', show: say },
   number: { align: 'right', show: count },
+  alarm: { align: 'right', show: (value) => (value ? alarm(count(value)) : '0') },
   value: { align: 'right', show: valueCell },
   bytes: { align: 'right', show: bytesCell },
   seconds: { align: 'right', show: durationCell },
@@ -144,18 +145,16 @@ const forms = {
   time: { align: 'left', show: time },
 };
 
-/** Returns a column of DataTable. `key` is a key of the row, or a function of it. `cell(row)` replaces the usual form. */
-function columnOf([title, key, form = 'text', cell = null]) {
-  const value = typeof key === 'function' ? key : (row) => row[key];
-  const { align, show } = forms[form];
-  const usual = (row) => {
-    const content = value(row);
-    return content === null || content === undefined ? '–' : show(content);
-  };
-  return { title, value, align, cell: cell || usual };
+function shown(value, form) {
+  return value === null || value === undefined ? '–' : forms[form].show(value);
 }
 
-/** Returns a table. Columns are [title, key, form, cell]. */
+/** Returns a table, or null without rows. Columns are [title, key, form, cell]: the key is one of the row, or a function
+ * of it, and `cell(row)` replaces the usual contents. */
 function simpleTable(label, rows, columns, more) {
-  return new DataTable({ label, rows, columns: columns.map(columnOf), ...more }).element;
+  const columnOf = ([title, key, form = 'text', cell = null]) => {
+    const value = typeof key === 'function' ? key : (row) => row[key];
+    return { title, value, align: forms[form].align, cell: cell || ((row) => shown(value(row), form)) };
+  };
+  return rows.length ? new DataTable({ label, rows, columns: columns.map(columnOf), ...more }).element : null;
 }

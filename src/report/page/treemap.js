@@ -67,8 +67,7 @@ function treemap(root, pick) {
         const node = parts.order[index];
         return [['', shorten(printable(node.path), 120)], ['Bytes', `${bytes(node.bytes)} (${shareOf(node)})`], ['Tensors', count(sum(node.rows, 'tensors'))]];
       },
-      index: (event) => (event.data ? event.data.part : null),
-      target: (index) => ({ seriesIndex: 0, dataIndex: index + 1 }),  // 0 is the root
+      offset: 1,  // ECharts counts the root as well
       choose: (index) => open(parts.order[index]),
     },
     keys: {
@@ -78,14 +77,14 @@ function treemap(root, pick) {
       },
     },
     option: (colours) => {
-      const indexOf = new Map(parts.order.map((part, index) => [part, index]));
       const dataOf = (node) => parts.inner.get(node).map((part) => {
         const label = shorten(printable(labelOf(part)), 48);
         const isOuter = parts.inner.has(part);
         return {
-          name: label, value: part.bytes, part: indexOf.get(part), itemStyle: { color: part.children ? colours.tint(212) : colours.raised, borderColor: isOuter ? colours.line : colours.ground },
-          label: { formatter: () => `${label}\n${bytes(part.bytes)}` }, upperLabel: { show: isOuter, formatter: () => `${label} · ${bytes(part.bytes)}` },
-          children: isOuter ? dataOf(part) : undefined,
+          name: label, value: part.bytes, children: isOuter ? dataOf(part) : undefined,
+          itemStyle: { color: part.children ? colours.tint(212) : colours.raised, borderColor: isOuter ? colours.line : colours.ground },
+          label: { formatter: () => `${label}\n${bytes(part.bytes)}` },
+          upperLabel: { show: isOuter, formatter: () => `${label} · ${bytes(part.bytes)}` },
         };
       });
       return {
@@ -99,7 +98,7 @@ function treemap(root, pick) {
     },
     table: () => simpleTable('Bytes by module', [...here().children], [
       ['Module', 'label', 'name', (node) => (node.children
-        ? button(name(labelOf(node), 70), () => open(node), { class: 'plain' }) : name(node.label, 70))],
+        ? link(name(labelOf(node), 70), () => open(node)) : name(node.label, 70))],
       ['Bytes', 'bytes', 'bytes'], ['Share', (node) => node.bytes / (here().bytes || 1), 'share'],
       ['Tensors', (node) => sum(node.rows, 'tensors'), 'number'],
     ], { sort: 1, descending: true }),
