@@ -2,13 +2,15 @@
 
 const palettes = {
   light: {
-    text: '#1c2530', faint: '#56616e', line: '#d5dbe2', ground: '#ffffff', raised: '#e6e9ed', accent: '#1f5fa8', bad: '#c2185b',
+    text: '#1c2530', faint: '#56616e', line: '#d5dbe2', ground: '#ffffff', raised: '#e6e9ed', accent: '#1f5fa8',
+      bad: '#c2185b',
     rising: ['#edf2f8', '#bdd5ea', '#7db0d8', '#3a7db8', '#1a4f8b', '#0b2a55'],
     both: ['#7f3703', '#cc7a2f', '#f3d3ad', '#f2f2f0', '#bcd5ea', '#4688c0', '#103c6e'],
     tint: (hue) => `hsl(${hue}, 48%, 84%)`, strong: (hue) => `hsl(${hue}, 52%, 42%)`,
   },
   dark: {
-    text: '#e4e9ef', faint: '#a3aebb', line: '#3a4552', ground: '#161b22', raised: '#2c343e', accent: '#78b2ee', bad: '#ff6fa8',
+    text: '#e4e9ef', faint: '#a3aebb', line: '#3a4552', ground: '#161b22', raised: '#2c343e', accent: '#78b2ee',
+      bad: '#ff6fa8',
     rising: ['#1c2a38', '#1f4467', '#25659a', '#3d92c8', '#83c1e6', '#e3f3fc'],
     both: ['#ffbd80', '#c77430', '#6b4020', '#2b3138', '#204a70', '#3f88c2', '#abd9f7'],
     tint: (hue) => `hsl(${hue}, 32%, 27%)`, strong: (hue) => `hsl(${hue}, 52%, 62%)`,
@@ -63,7 +65,8 @@ const widths = new ResizeObserver((entries) => {
  * - `table()`: the same data as a table
  * - `items`: the parts that a reader can point at: `count()`, `describe(i)` as pairs of texts, and optionally `offset`,
  *   the index of the first one in ECharts, `step(i, key)` for arrow keys, and `choose(i)` for a click and Enter
- * - `keys`: other keys with their actions; `help`: a sentence about keys and clicks; `tools`, `legend`: elements above */
+ * - `keys`: other keys with their actions; `help`: a sentence about keys and clicks
+ * - `tools`, `legend`: elements above the chart */
 class Chart {
   constructor(options) {
     Object.assign(this, options);
@@ -76,7 +79,8 @@ class Chart {
     this.messageLine = make('p', { class: 'message' }, this.message());
     const [toggle, box] = disclosure('Show as table', () => this.table());
     this.tableBox = box;
-    this.element = make('figure', { class: 'chart' }, make('figcaption', {}, make('h4', {}, this.title), this.messageLine),
+    this.element = make('figure', { class: 'chart' }, make('figcaption', {}, make('h4', {}, this.title),
+      this.messageLine),
       tools(this.tools), this.legend, this.plot, this.readout, toggle, box);
     charts.add(this);
     nearby.observe(this.plot);
@@ -85,7 +89,8 @@ class Chart {
   draw() {
     if (this.view) return;
     nearby.unobserve(this.plot);
-    this.view = echarts.init(this.canvas, null, { renderer: 'svg', width: this.width(), height: this.height(this.width()) });
+    this.view = echarts.init(this.canvas, null, { renderer: 'svg', width: this.width(),
+      height: this.height(this.width()) });
     this.view.on('click', ({ dataIndex }) => {
       if (this.items.choose && this.itemAt(dataIndex) >= 0) this.items.choose(this.itemAt(dataIndex));
     });
@@ -126,7 +131,8 @@ class Chart {
       tooltip: {
         confine: true, transitionDuration: 0, backgroundColor: colours.ground, borderColor: colours.faint, padding: 8,
         textStyle: { color: colours.text, fontSize: 12 },
-        formatter: ({ dataIndex }) => (this.itemAt(dataIndex) < 0 ? '' : definitions(this.items.describe(this.itemAt(dataIndex)), 'tip')),
+        formatter: ({ dataIndex }) => (this.itemAt(dataIndex) < 0 ? ''
+          : definitions(this.items.describe(this.itemAt(dataIndex)), 'tip')),
       },
       ...this.option(colours, width),
     }, { notMerge: true });
@@ -135,7 +141,8 @@ class Chart {
   /** Moves the pointer of the keyboard to an item, or removes it. */
   point(index) {
     if (!this.view) return;
-    const act = (type, item) => this.view.dispatchAction({ type, seriesIndex: 0, dataIndex: item + (this.items.offset || 0) });
+    const act = (type, item) => this.view.dispatchAction({ type, seriesIndex: 0, dataIndex: item
+      + (this.items.offset || 0) });
     if (this.at >= 0) act('downplay', this.at);
     this.at = index;
     if (index < 0) {
@@ -145,7 +152,8 @@ class Chart {
     }
     act('highlight', index);
     act('showTip', index);
-    this.readout.textContent = this.items.describe(index).filter(Boolean).map(([term, value]) => `${term} ${value}`).join(', ');
+    this.readout.textContent = this.items.describe(index).filter(Boolean).map(([term, value]) =>
+      `${term} ${value}`).join(', ');
   }
 
   pressed(event) {

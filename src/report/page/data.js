@@ -83,9 +83,9 @@ function nameTest(text) {
   return (candidate) => test(candidate.toLowerCase()) || test(printable(candidate).toLowerCase());
 }
 
-/** Returns the label of a module or a tensor without the separator at its end. */
-function labelOf(node) {
-  return node.children ? node.label.replace(/(.)[./]$/, '$1') : node.label;
+/** Returns the label or the path of a module or a tensor. That of a module ends without its separator. */
+function labelOf(node, key = 'label') {
+  return node.children ? node[key].replace(/(.)[./]$/, '$1') : node[key];
 }
 
 /** Returns the tree of modules: names are split at `.` and `/`, and chains without a branch become one node. A node has
@@ -104,7 +104,8 @@ function moduleTree(rows) {
       node = node.groups.get(part);
       node.rows.push(row);
     }
-    node.leaves.push({ label: parts[parts.length - 1], path: row.name, row, rows: [row], bytes: row.bytes, children: null });
+    node.leaves.push({ label: parts[parts.length - 1], path: row.name, row, rows: [row], bytes: row.bytes,
+      children: null });
   }
   const fold = (node) => {
     node.children = [...[...node.groups.values()].map(fold), ...node.leaves];

@@ -33,7 +33,8 @@ function diffDetails(row, section) {
   return [
     make('p', { class: 'fullname' }, say(row.name)),
     definitions([
-      ['Result', row.kind], ['Tensors', isPattern ? count(row.tensors) : null], ['Different tensors', isPattern ? count(row.different) : null],
+      ['Result', row.kind], ['Tensors', isPattern ? count(row.tensors) : null],
+        ['Different tensors', isPattern ? count(row.different) : null],
       ['A', side(row.a, 'only in B')], ['B', side(row.b, 'only in A')],
       ['Bytes', count(row.bytes)], ['Compared values', count(row.compared)], ['Differing values', count(row.differing)],
       ['NaN on one side only', count(row.nans)], ['Largest absolute difference', exact(row.absolute)],
@@ -51,18 +52,23 @@ function diffSection(section) {
     label: 'Compared tensors', rows, details: (row) => diffDetails(row, section),
     select: {
       title: 'Result', choices: ['different', ...diffKinds.filter((kind) => rows.some((row) => row.kind === kind))],
-      initial: differs ? 'different' : '', test: (row, wanted) => (wanted === 'different' ? row.different > 0 : row.kind === wanted),
+      initial: differs ? 'different' : '', test: (row, wanted) => (wanted === 'different' ? row.different > 0
+        : row.kind === wanted),
     },
     columns: tensorColumns(poolDiff, [
       ['Result', 'kind', 'text',
-        { cell: (pool) => (pool.tensors === 1 ? pool.kind : `${count(pool.different)} of ${count(pool.tensors)} different`) }],
+        { cell: (pool) => (pool.tensors === 1 ? pool.kind
+          : `${count(pool.different)} of ${count(pool.tensors)} different`) }],
       ['A', 'a', 'name', { leaf: true }], ['B', 'b', 'name', { leaf: true }], ['Bytes', 'bytes', 'bytes'],
-      ['Compared', 'compared', 'number'], ['Differing', 'differing', 'number'], ['Share', 'differing', 'share', { value: differingShare }],
+      ['Compared', 'compared', 'number'], ['Differing', 'differing', 'number'],
+        ['Share', 'differing', 'share', { value: differingShare }],
       ['NaN', 'nans', 'alarm'], ['Absolute', 'absolute', 'value'], ['Relative', 'relative', 'value'],
     ]),
   });
-  const map = differs && heatMap({ title: 'Differences by layer and kind', rows, pool: poolDiff, values: diffValues, marks: diffMark, table });
-  const leftOut = ['a', 'b'].flatMap((side) => (section[`left_out_${side}`] || []).map((item) => ({ ...item, side: side.toUpperCase() })));
+  const map = differs && heatMap({ title: 'Differences by layer and kind', rows, pool: poolDiff, values: diffValues,
+    marks: diffMark, table });
+  const leftOut = ['a', 'b'].flatMap((side) => (section[`left_out_${side}`] || []).map((item) =>
+    ({ ...item, side: side.toUpperCase() })));
   const files = section.file_differences;
   const configs = section.config_differences;
   const further = section.config_differences_in_all - configs.length;
@@ -79,12 +85,14 @@ function diffSection(section) {
     ]),
     part('Layers', map),
     part('Tensors', table.element),
-    part('Files', simpleTable('Differing files', files, [['Name', 'name', 'name'], ['Difference', 'kind'], ['Detail', 'detail', 'message']])),
+    part('Files', simpleTable('Differing files', files, [['Name', 'name', 'name'], ['Difference', 'kind'],
+      ['Detail', 'detail', 'message']])),
     part('Config', simpleTable('Differences of the configs', configs, [['Place', 'place', 'name'],
       ['A', (item) => text(item.a), 'message'], ['B', (item) => text(item.b), 'message']]),
     further > 0 && paragraph(`${plural(further, 'further difference')} not listed.`)),
     part('Not compared', section.not_compared > 0 && paragraph(say(section.not_compared_message)),
-      simpleTable('Data that was not compared', leftOut, [['Side', 'side'], ['Name', 'name', 'name'], ['Reason', 'reason', 'message'],
+      simpleTable('Data that was not compared', leftOut, [['Side', 'side'], ['Name', 'name', 'name'],
+        ['Reason', 'reason', 'message'],
         ['Can be read', (item) => (item.lost ? 'no' : 'yes')]])),
   ];
 }

@@ -1,6 +1,7 @@
 // Elements of the page. Text of the data becomes text nodes only, so it can never become markup.
 
-/** Returns an element. Functions become listeners, other properties attributes; null, undefined and false are left out. */
+/** Returns an element. Functions become listeners, other properties attributes. Null, undefined and false are left
+ * out. */
 function make(tag, properties, ...children) {
   const element = document.createElement(tag);
   for (const [key, value] of Object.entries(properties || {})) {
@@ -12,7 +13,8 @@ function make(tag, properties, ...children) {
 }
 
 function add(element, children) {
-  element.append(...[children].flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...[children].flat(Infinity).filter((child) => child !== null && child !== undefined
+    && child !== false));
   return element;
 }
 
@@ -60,7 +62,8 @@ function nameFilter(action) {
     timer = setTimeout(() => action(event.target.value), 120);
   };
   return field('Filter', make('input', {
-    type: 'search', placeholder: 'part of a name, or a pattern with *', spellcheck: 'false', autocomplete: 'off', input: changed,
+    type: 'search', placeholder: 'part of a name, or a pattern with *', spellcheck: 'false', autocomplete: 'off',
+      input: changed,
   }));
 }
 

@@ -27,17 +27,23 @@ function findings(section) {
   const titled = (title, content) => content && [make('h4', {}, title), content];
   const leftOut = (left, text) => left > 0 && paragraph(`${plural(left, 'more', 'more')} not listed. ${text}`);
   const checks = verify && (!verify.has_checksums ? 'There are no checksums.'
-    : verify.checked ? `${plural(verify.checked, 'tensor')} compared with checksums.` : 'Checksums exist; they were not checked.');
+    : verify.checked ? `${plural(verify.checked, 'tensor')} compared with checksums.`
+      : 'Checksums exist; they were not checked.');
   return [
-    verify && [verdict(verify.good, 'verify: no problem found.', `verify: ${plural(problemsOf(verify), 'problem')}.`), paragraph(checks)],
+    verify && [verdict(verify.good, 'verify: no problem found.', `verify: ${plural(problemsOf(verify), 'problem')}.`),
+      paragraph(checks)],
     !verify && section.verify_error && paragraph(['verify was not run: ', say(section.verify_error)]),
     verify && simpleTable('Problems', verify.problems, [['Defect', 'defect'], ['Message', 'message', 'message'],
-      ['Remedy', (problem) => remedies[problem.defect], 'message'], ['File', 'file', 'name'], ['Tensor', 'tensor', 'name']]),
+      ['Remedy', (problem) => remedies[problem.defect], 'message'],
+      ['Place', (problem) => problem.tensor ?? problem.file, 'name', ({ file, tensor }) =>
+        [file, tensor].filter(Boolean).map((text) => make('div', {}, name(text)))]]),
     verify && leftOut(verify.problems_left_out, 'muster verify lists the first 10,000.'),
-    titled('Issues', simpleTable('Issues', issues, [['Kind', 'kind'], ['Message', 'message', 'message'], ['Tensor', 'tensor', 'name']])),
+    titled('Issues', simpleTable('Issues', issues, [['Kind', 'kind'], ['Message', 'message', 'message'],
+      ['Tensor', 'tensor', 'name']])),
     leftOut(section.issues_left_out, 'muster show --check lists all issues.'),
     verify && titled('Notes', list(verify.notes, say)),
-    verify && titled('Data that does not belong to it', list(verify.left_out, (item) => [name(item.name), ': ', say(item.reason)])),
+    verify && titled('Data that does not belong to it', list(verify.left_out, (item) =>
+      [name(item.name), ': ', say(item.reason)])),
   ];
 }
 

@@ -30,12 +30,15 @@ function modelColumns(section) {
   return tensorColumns(poolModel, [
     ['Tensors', 'tensors', 'number', { cell: (pool) => (pool.tensors === 1 ? '' : count(pool.tensors)) }],
     ['Dtype', 'dtype', 'name', { leaf: true }],
-    ['Shape', 'shape', 'number', { leaf: true, cell: (row) => shapeText(row.shape), value: elementsOf, hint: 'Sorts by the number of elements' }],
+    ['Shape', 'shape', 'number', { leaf: true, cell: (row) => shapeText(row.shape), value: elementsOf,
+      hint: 'Sorts by the number of elements' }],
     ['Bytes', 'bytes', 'bytes'],
     ...(section.has_values ? [
       ['Distribution', 'deviation', 'text',
-        { leaf: true, cell: (row) => sparkline(row.histogram), hint: 'From the minimum to the maximum. Sorts by the deviation' }],
-      ['Min', 'minimum', 'value'], ['Max', 'maximum', 'value'], ['Mean', 'mean', 'value'], ['Deviation', 'deviation', 'value'],
+        { leaf: true, cell: (row) => sparkline(row.histogram),
+          hint: 'From the minimum to the maximum. Sorts by the deviation' }],
+      ['Min', 'minimum', 'value'], ['Max', 'maximum', 'value'], ['Mean', 'mean', 'value'],
+        ['Deviation', 'deviation', 'value'],
       ['Zeros', 'zeros', 'share', { value: zeroShare }], ['NaN', 'nans', 'alarm'], ['Inf', 'infinities', 'alarm'],
     ] : []),
     section.files.length > 1 && ['File', 'file', 'name', { leaf: true, value: fileOf }],
@@ -50,26 +53,32 @@ function modelSection(section) {
   const dtypes = Object.entries(section.dtypes);
   const table = tensorTable({
     label: 'Tensors', rows, columns: modelColumns(section), details: (row) => tensorDetails(row, section),
-    select: dtypes.length > 1 && { title: 'Dtype', choices: dtypes.map(([dtype]) => dtype), test: (row, dtype) => row.dtype === dtype },
+    select: dtypes.length > 1 && { title: 'Dtype', choices: dtypes.map(([dtype]) => dtype), test: (row, dtype) =>
+      row.dtype === dtype },
   });
   const values = section.has_values ? modelValues : modelValues.slice(-1);
   const barOf = (label, sums) => [label, sums.bytes, plural(sums.tensors, 'tensor')];
   return [
     figures([
       ['Tensors', count(section.tensors)], ['Bytes', bytesCell(section.bytes)],
-      ['Dtypes', dtypes.map(([dtype], index) => [index ? ', ' : '', say(dtype)])], ['Files', count(section.files.length)],
+      ['Dtypes', dtypes.map(([dtype], index) => [index ? ', ' : '', say(dtype)])],
+        ['Files', count(section.files.length)],
       section.has_values && ['With NaN or infinities', bad.length
         ? link(plural(sum(bad, 'tensors'), 'tensor'), () => table.pick(bad, 'with NaN or infinities')) : 'none'],
       section.verify && ['Problems', problems ? alarm(count(problems)) : '0'],
       section.not_readable > 0 && ['Cannot be read', plural(section.not_readable, 'tensor')],
       section.not_selected > 0 && ['Not selected', plural(section.not_selected, 'tensor')],
     ]),
-    !section.has_values && paragraph('The report has no values of tensors, because it was written with --no-values.', 'note'),
+    !section.has_values && paragraph('The report has no values of tensors, because it was written with --no-values.',
+      'note'),
     part('Findings', findings(section)),
-    rows.length > 0 && part('Sizes', treemap(moduleTree(rows), (row) => table.pick([row], name(row.name, 60))),
+    rows.length > 0 && part('Sizes', rows.length > 1 && treemap(moduleTree(rows), (row) =>
+      table.pick([row], name(row.name, 60))),
       make('div', { class: 'columns' }, byteBars('By dtype', dtypes.map(([dtype, sums]) => barOf(say(dtype), sums))),
-        section.files.length > 0 && byteBars('By file', section.files.map((file) => barOf(name(file.path, 60), file))))),
-    part('Layers', heatMap({ title: 'Layers and kinds', rows, pool: poolModel, values, marks: modelMark, perKind: true, table })),
+        section.files.length > 0 && byteBars('By file', section.files.map((file) =>
+          barOf(name(file.path, 60), file))))),
+    part('Layers', heatMap({ title: 'Layers and kinds', rows, pool: poolModel, values, marks: modelMark, perKind: true,
+      table })),
     part('Tensors', several.length > 0 && commandNote(
       `Rows with * in the name: ${count(several.length)}. They represent several tensors, ${count(sum(several, 'tensors'))} in all. `
       + 'Choose some of them for a detailed report:', reportCommand(section.path, several[0].name)), table.element),

@@ -2,11 +2,12 @@
 
 const groupsShown = 48;
 
-/** Returns the ranges of each rank of a group in the order of ranks, the number of different parts, and the largest number
- * of ranks with the same one. */
+/** Returns the ranges of each rank of a group in the order of ranks, the number of different parts, and the largest
+ * number of ranks with the same one. */
 function divisionOf(group) {
   const held = new Map();
-  for (const { rank, from, to } of [...group.held].sort((a, b) => a.rank - b.rank)) held.set(rank, [...(held.get(rank) || []), [from, to]]);
+  for (const { rank, from, to } of [...group.held].sort((a, b) => a.rank - b.rank)) held.set(rank,
+    [...(held.get(rank) || []), [from, to]]);
   const owners = new Map();
   for (const ranges of held.values()) owners.set(String(ranges), (owners.get(String(ranges)) || 0) + 1);
   return { held, parts: owners.size, copies: Math.max(0, ...owners.values()) };
@@ -22,7 +23,8 @@ function groupDrawing(group, ranks) {
     rank % every === 0 && svg('text', { x: 26, y: rank * step + Math.min(step, 11) - 1, class: 'rank' }, String(rank)),
     svg('rect', { x: 32, y: rank * step, width: 240, height: step - 1, class: 'empty' }),
     (held.get(rank) || []).map(([from, to]) => svg('rect', {
-      x: 32 + (240 * from) / units, y: rank * step, width: Math.max((240 * (to - from)) / units, 1), height: step - 1, fill: colours.strong(hueOf(rank)),
+      x: 32 + (240 * from) / units, y: rank * step, width: Math.max((240 * (to - from)) / units, 1), height: step - 1,
+        fill: colours.strong(hueOf(rank)),
     }, svg('title', {}, `rank ${rank}: ${count(from)} to ${count(to)} of ${count(units)}`))),
   ]);
   const rangesText = ([rank, ranges]) => `rank ${rank} has ${ranges.map((range) => range.join(' to ')).join(' and ')}`;
@@ -64,13 +66,19 @@ function partsView({ direction, layout, plan, ranks, groups }) {
   onColours(() => render());
   return [
     paragraph(`${direction === 'cut' ? 'The model is whole. The drawing shows how this layout would cut it.'
-      : 'The drawing shows the parts in the shards of the ranks.'} Each line is a rank, and its width is the whole tensor. Ranks without a bar do not have the tensor.`),
-    definitions([['Layout', say(layout)], ['Plan', say(plan)], ['Ranks', count(ranks)], ['Groups of tensors', count(groups.length)]]),
-    tools(nameFilter((text) => render({ text })), choice('Groups', Object.keys(ways).map((way) => [way, way]), 'all', (way) => render({ way }))),
+      : 'The drawing shows the parts in the shards of the ranks.'} Each line is a rank,
+        and its width is the whole tensor. Ranks without a bar do not have the tensor.`),
+    definitions([['Layout', say(layout)], ['Plan', say(plan)], ['Ranks', count(ranks)],
+      ['Groups of tensors', count(groups.length)]]),
+    tools(nameFilter((text) => render({ text })), choice('Groups', Object.keys(ways).map((way) => [way, way]), 'all',
+      (way) => render({ way }))),
     cards, tools(note, more),
-    disclosure('Show as table', () => simpleTable('Parts of the ranks', groups.flatMap((group) => group.held.map((held) => ({ ...group, ...held }))), [
-      ['Group', 'name', 'name'], ['Tensors', 'tensors', 'number'], ['Shape', (row) => shapeText(row.shape)], ['Dimension', 'dim', 'number'],
-      ['Rank', 'rank', 'number'], ['From', 'from', 'number'], ['To', 'to', 'number'], ['Units', 'units', 'number'], ['Combined by', 'combine'],
+    disclosure('Show as table', () => simpleTable('Parts of the ranks',
+      groups.flatMap((group) => group.held.map((held) => ({ ...group, ...held }))), [
+      ['Group', 'name', 'name'], ['Tensors', 'tensors', 'number'], ['Shape', (row) => shapeText(row.shape)],
+        ['Dimension', 'dim', 'number'],
+      ['Rank', 'rank', 'number'], ['From', 'from', 'number'], ['To', 'to', 'number'], ['Units', 'units', 'number'],
+        ['Combined by', 'combine'],
     ])),
   ];
 }

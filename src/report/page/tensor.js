@@ -9,7 +9,8 @@ function sparkline(histogram) {
     const top = 16 - Math.max(16 * (Math.sqrt(value) / largest), value > 0 ? 1 : 0);
     return `M${(index * step).toFixed(1)} 16V${top.toFixed(1)}h${step.toFixed(1)}V16z`;
   });
-  return svg('svg', { viewBox: '0 0 64 16', width: 64, height: 16, class: 'spark', 'aria-hidden': 'true' }, svg('path', { d: path.join('') }));
+  return svg('svg', { viewBox: '0 0 64 16', width: 64, height: 16, class: 'spark', 'aria-hidden': 'true' },
+    svg('path', { d: path.join('') }));
 }
 
 /** Returns the chart of a row, or null if it has no finite values. */
@@ -17,7 +18,8 @@ function histogramChart(row) {
   if (!row.histogram || !row.histogram.length || row.minimum === null) return null;
   const width = (row.maximum - row.minimum) / row.histogram.length;
   const bins = row.histogram.map((value, index) => ({
-    value, low: row.minimum + width * index, high: index + 1 === row.histogram.length ? row.maximum : row.minimum + width * (index + 1),
+    value, low: row.minimum + width * index, high: index + 1 === row.histogram.length ? row.maximum : row.minimum
+      + width * (index + 1),
   }));
   const range = (bin) => `${short(bin.low)} to ${short(bin.high)}`;
   const largest = bins.reduce((best, bin) => (bin.value > best.value ? bin : best));
@@ -32,10 +34,12 @@ function histogramChart(row) {
     message: () => `${plural(sum(bins, 'value'), 'finite value')} in ${plural(bins.length, 'bin')}. `
       + `The largest bin is ${range(largest)} with ${count(largest.value)}.`,
     height: () => 200,
-    items: { count: () => bins.length, describe: (index) => [['Values', range(bins[index])], ['Count', count(bins[index].value)]] },
+    items: { count: () => bins.length, describe: (index) => [['Values', range(bins[index])],
+      ['Count', count(bins[index].value)]] },
     option: (colours) => ({
       grid: { left: 8, right: 16, top: 12, bottom: 24, containLabel: true },
-      xAxis: axis(colours, { type: 'category', data: bins.map((bin) => short(bin.low / 2 + bin.high / 2)), axisLabel: { hideOverlap: true } }),
+      xAxis: axis(colours, { type: 'category', data: bins.map((bin) => short(bin.low / 2 + bin.high / 2)),
+        axisLabel: { hideOverlap: true } }),
       yAxis: axis(colours, {
         type: isLog ? 'log' : 'value', min: isLog ? 0.5 : 0, splitLine: gridLine(colours),
         axisLabel: { formatter: (value) => (value === 0.5 ? '' : value >= 1e5 ? short(value) : count(value)) },
@@ -45,7 +49,8 @@ function histogramChart(row) {
         itemStyle: { color: colours.accent }, emphasis: { itemStyle: { color: colours.text } },
       }],
     }),
-    table: () => simpleTable('Histogram', bins, [['From', 'low', 'value'], ['To', 'high', 'value'], ['Count', 'value', 'number']]),
+    table: () => simpleTable('Histogram', bins, [['From', 'low', 'value'], ['To', 'high', 'value'],
+      ['Count', 'value', 'number']]),
   });
   return chart.element;
 }

@@ -1,7 +1,7 @@
 // The table of all tensors of a section: a tree of modules with filters.
 
-/** Returns the columns of a table of tensors. Each is [title, key, form, { leaf, cell, value, hint }]: the value is that of
- * the pooled rows of a group, or only that of single rows with `leaf`. `cell` and `value` are functions of it. */
+/** Returns the columns of a table of tensors. Each is [title, key, form, { leaf, cell, value, hint }]. The value is that
+ * of the pooled rows of a group, or with `leaf` only that of single rows. `cell` and `value` are functions of it. */
 function tensorColumns(pool, columns) {
   const pooled = (node) => (node.pool === undefined ? (node.pool = pool(node.rows)) : node.pool);
   const nameColumn = { title: 'Name', value: (node) => node.label, cell: (node) => name(labelOf(node), 70) };
@@ -13,8 +13,8 @@ function tensorColumns(pool, columns) {
   })];
 }
 
-/** Returns the element, and a function that shows only some rows. `select` is an optional filter with `title`, `choices`,
- * `initial` and `test(row, choice)`. */
+/** Returns the element, and a function that shows only some rows. `select` is an optional filter with `title`,
+ * `choices`, `initial` and `test(row, choice)`. */
 function tensorTable({ label, rows, columns, details, select }) {
   const state = { text: '', picked: null, grouped: true, choice: (select && select.initial) || '' };
   const table = new DataTable({
@@ -36,10 +36,13 @@ function tensorTable({ label, rows, columns, details, select }) {
     Object.assign(state, change(value));
     apply();
   };
-  const choices = select && choice(select.title, [['', 'all'], ...select.choices.map((value) => [value, printable(value)])], state.choice,
+  const choices = select && choice(select.title, [['', 'all'], ...select.choices.map((value) =>
+    [value, printable(value)])], state.choice,
     set((value) => ({ choice: value })));
-  const group = make('input', { type: 'checkbox', checked: true, change: (event) => set((grouped) => ({ grouped }))(event.target.checked) });
-  const controls = tools(nameFilter(set((text) => ({ text }))), choices, make('label', { class: 'check' }, group, ' Group by module'), chip, found);
+  const group = make('input', { type: 'checkbox', checked: true, change: (event) =>
+    set((grouped) => ({ grouped }))(event.target.checked) });
+  const controls = tools(nameFilter(set((text) => ({ text }))), choices,
+    make('label', { class: 'check' }, group, ' Group by module'), chip, found);
   const element = rows.length ? make('div', {}, controls, table.element) : null;
   apply();
   const pick = (picked, text) => {

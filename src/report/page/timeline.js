@@ -43,7 +43,8 @@ function traceTimeline(section, spans) {
     chart.view.dispatchAction({ type: 'dataZoom', startValue: window.from, endValue: window.to });
   };
   // Moves both ends of the window inwards by parts of its length.
-  const shift = (left, right) => () => zoom(window.from + left * (window.to - window.from), window.to - right * (window.to - window.from));
+  const shift = (left, right) => () => zoom(window.from + left * (window.to - window.from),
+    window.to - right * (window.to - window.from));
   const whole = () => zoom(0, total);
   const awaited = [...new Set(shown.filter((span) => span.wait > 0).map((span) => span.awaited))].sort((a, b) => a - b);
   const fillOf = (kind, colours) => (kind in kindHues ? colours.tint(kindHues[kind]) : colours.line);
@@ -53,7 +54,8 @@ function traceTimeline(section, spans) {
     legend.replaceChildren(legendOf(
       ...[...new Set(shown.map((span) => span.kind))].map((kind) => [swatch(fillOf(kind, palette()), ''), ` ${kind}`]),
       awaited.length > 0 && make('strong', {}, 'Waits (low, hatched) for:'),
-      ...awaited.slice(0, 16).map((process) => [swatch(palette().strong(hueOf(process)), 'wait'), ` ${rankName(process)}`]),
+      ...awaited.slice(0, 16).map((process) => [swatch(palette().strong(hueOf(process)), 'wait'),
+        ` ${rankName(process)}`]),
       awaited.length > 16 && `and ${plural(awaited.length - 16, 'more rank')}`));
   };
   renderLegend();
@@ -61,8 +63,10 @@ function traceTimeline(section, spans) {
   const blamed = mostWaitedFor(section.ranks);
   const chart = new Chart({
     title: 'Timeline of the ranks', legend,
-    help: 'Wheel with Ctrl, or after a click into the chart: zoom. Drag: move. Keys: + and - to zoom, arrows to move, 0 for all.',
-    tools: [button('Zoom in', shift(0.25, 0.25)), button('Zoom out', shift(-0.5, -0.5)), button('Earlier', shift(-0.5, 0.5)),
+    help: 'To zoom, use the wheel with Ctrl, or after a click into the chart. Drag to move. '
+      + 'Keys: + and - to zoom, arrows to move, 0 for all.',
+    tools: [button('Zoom in', shift(0.25, 0.25)), button('Zoom out', shift(-0.5, -0.5)),
+      button('Earlier', shift(-0.5, 0.5)),
       button('Later', shift(0.5, -0.5)), button('All', whole)],
     message: () => `${plural(shown.length, 'span')} of ${plural(section.ranks.length, 'rank')} in ${duration(total)}.`
       + (blamed ? ` The other ranks waited most for rank ${blamed.rank}: ${duration(blamed.caused)}.` : '')
@@ -79,8 +83,10 @@ function traceTimeline(section, spans) {
         const span = shown[index];
         return [
           ['', shorten(printable(span.name), 80)], ['', `${rankName(span.process)}, ${span.kind}`],
-          span.operation !== null && ['Operation', count(span.operation)], ['Begin', duration(span.begin)], ['Duration', duration(span.end - span.begin)],
-          span.wait > 0 && ['Wait', `${duration(span.wait)} for ${rankName(span.awaited)}`], span.bytes > 0 && ['Bytes', bytes(span.bytes)],
+          span.operation !== null && ['Operation', count(span.operation)], ['Begin', duration(span.begin)],
+            ['Duration', duration(span.end - span.begin)],
+          span.wait > 0 && ['Wait', `${duration(span.wait)} for ${rankName(span.awaited)}`], span.bytes > 0
+            && ['Bytes', bytes(span.bytes)],
           span.route && ['Route', printable(span.route)], span.state !== 'done' && ['State', stateText(span)],
         ];
       },
@@ -109,12 +115,14 @@ function traceTimeline(section, spans) {
           splitLine: { ...gridLine(colours), interval: (index) => Boolean(lanes[index] && lanes[index].first) },
         }),
         dataZoom: [{ id: 'inside', type: 'inside', zoomOnMouseWheel: 'ctrl', ...range }, {
-          id: 'slider', type: 'slider', top: 8, height: 22, showDataShadow: false, moveHandleSize: 0, labelFormatter: duration, ...range,
+          id: 'slider', type: 'slider', top: 8, height: 22, showDataShadow: false, moveHandleSize: 0,
+            labelFormatter: duration, ...range,
           textStyle: { color: colours.text }, borderColor: colours.line, fillerColor: `${colours.accent}33`,
           handleStyle: { color: colours.ground, borderColor: colours.accent },
         }],
         series: [{
-          type: 'custom', clip: true, encode: { x: [1, 2], y: 0 }, data: shown.map((span) => [span.lane, span.begin, span.end]),
+          type: 'custom', clip: true, encode: { x: [1, 2], y: 0 }, data: shown.map((span) =>
+            [span.lane, span.begin, span.end]),
           renderItem: (params, api) => spanDrawing(shown[params.dataIndex], params, api, colours, fillOf),
         }],
       };
@@ -143,14 +151,19 @@ function spanDrawing(span, { coordSys: area, context }, api, colours, fillOf) {
   const width = Math.max(Math.min(end, edge) - x, 1);
   const waitWidth = span.wait > 0 ? Math.min(api.coord([span.begin + span.wait, span.lane])[0], edge) - x : 0;
   const isDone = span.state === 'done';
-  const outline = { stroke: isDone ? 'none' : colours.bad, lineWidth: isDone ? 0 : 1.5, lineDash: span.state === 'open' ? [3, 3] : null };
-  const children = [{ type: 'rect', shape: { x, y: middle - 8, width, height: 15 }, style: { fill: fillOf(span.kind, colours), ...outline } }];
+  const outline = { stroke: isDone ? 'none' : colours.bad, lineWidth: isDone ? 0 : 1.5, lineDash: span.state === 'open'
+    ? [3, 3] : null };
+  const children = [{ type: 'rect', shape: { x, y: middle - 8, width, height: 15 },
+    style: { fill: fillOf(span.kind, colours), ...outline } }];
   if (waitWidth > 0.5) {
-    const decal = { symbol: 'rect', color: colours.ground, dashArrayX: [1, 0], dashArrayY: [1.5, 3], rotation: -Math.PI / 4 };
-    children.push({ type: 'rect', shape: { x, y: middle - 1, width: waitWidth, height: 8 }, style: { fill: colours.strong(hueOf(span.awaited)), decal } });
+    const decal = { symbol: 'rect', color: colours.ground, dashArrayX: [1, 0], dashArrayY: [1.5, 3],
+      rotation: -Math.PI / 4 };
+    children.push({ type: 'rect', shape: { x, y: middle - 1, width: waitWidth, height: 8 },
+      style: { fill: colours.strong(hueOf(span.awaited)), decal } });
   }
   if (width > 34) {
-    const text = shorten(`${span.state === 'failed' ? '✕ ' : ''}${printable(span.name)}`, Math.max(3, Math.floor((width - 6) / 6.2)));
+    const text = shorten(`${span.state === 'failed' ? '✕ ' : ''}${printable(span.name)}`,
+      Math.max(3, Math.floor((width - 6) / 6.2)));
     const place = waitWidth > 0.5 ? { y: middle - 4, font: '9px sans-serif' } : { y: middle, font: '11px sans-serif' };
     children.push({ type: 'text', style: { text, x: x + 3, verticalAlign: 'middle', fill: colours.text, ...place } });
   }
@@ -170,9 +183,12 @@ function tickText(seconds, range) {
 
 function spansTable(spans, rankName) {
   return simpleTable('Spans', spans, [
-    ['Name', 'name', 'name'], ['Rank', (span) => rankName(span.process)], ['Kind', 'kind'], ['Operation', 'operation', 'number'],
-    ['Begin', 'begin', 'seconds'], ['Duration', (span) => span.end - span.begin, 'seconds'], ['Wait', 'wait', 'seconds'],
-    ['Waited for', (span) => (span.wait ? rankName(span.awaited) : null)], ['Bytes', 'bytes', 'bytes'], ['Route', 'route', 'name'],
+    ['Name', 'name', 'name'], ['Rank', (span) => rankName(span.process)], ['Kind', 'kind'],
+      ['Operation', 'operation', 'number'],
+    ['Begin', 'begin', 'seconds'], ['Duration', (span) => span.end - span.begin, 'seconds'],
+      ['Wait', 'wait', 'seconds'],
+    ['Waited for', (span) => (span.wait ? rankName(span.awaited) : null)], ['Bytes', 'bytes', 'bytes'],
+      ['Route', 'route', 'name'],
     ['State', stateText],
   ]);
 }

@@ -15,8 +15,10 @@ function traceSection(section) {
     ({ step: step.step, rank, mean, total: step.total[rank], iterations: step.iterations[rank] }))) : [];
   return [
     figures([
-      ['Ranks', count(ranks.length)], ['Operations of several ranks', count(section.operations)], ['Time', duration(section.seconds)],
-      ['Waiting, all ranks', duration(sum(ranks, 'waiting'))], blamed && ['Most waits for', `rank ${blamed.rank} (${duration(blamed.caused)})`],
+      ['Ranks', count(ranks.length)], ['Operations of several ranks', count(section.operations)],
+        ['Time', duration(section.seconds)],
+      ['Waiting, all ranks', duration(sum(ranks, 'waiting'))], blamed
+        && ['Most waits for', `rank ${blamed.rank} (${duration(blamed.caused)})`],
       imbalance && ['Load imbalance', `${duration(imbalance.waiting)} per ${duration(imbalance.useful)}`],
       section.missed.length > 0 && ['Missed operations', alarm(count(section.missed.length))],
     ]),
@@ -24,7 +26,8 @@ function traceSection(section) {
     section.missed.length > 0 && part('Missed operations',
       paragraph('Some ranks of the group never began these operations. The other ranks waited for them.'),
       simpleTable('Missed operations', section.missed, [['Operation', 'operation', 'name'],
-        ['Missing', (item) => item.missing.length, 'text', (item) => alarm(ranksText(item.missing))], ['Waiting', (item) => ranksText(item.waiting)]])),
+        ['Missing', (item) => item.missing.length, 'text', (item) => alarm(ranksText(item.missing))],
+          ['Waiting', (item) => ranksText(item.waiting)]])),
     timeline && part('Timeline', timeline.element),
     ranks.length > 0 && part('Ranks',
       paragraph('A rank that caused long waits delays the others. In calls is the time in operations of Muster.'),
@@ -32,27 +35,35 @@ function traceSection(section) {
         ['Rank', 'rank', 'number'], ['Host', 'host', 'name'], ['PID', 'pid'], ['In calls', 'seconds', 'seconds'],
         ['Waiting', 'waiting', 'seconds'], ['Caused', 'caused', 'seconds'],
         ['Waiting and caused', (rank) => rank.waiting + rank.caused, 'text',
-          (rank) => make('span', { class: 'pair', 'aria-hidden': 'true' }, bar(rank.waiting), bar(rank.caused, 'caused'))],
-        ['Longest wait', 'longest_wait', 'seconds'], ['In', 'longest_operation', 'name'], ['For rank', 'longest_for', 'number'],
+          (rank) => make('span', { class: 'pair', 'aria-hidden': 'true' }, bar(rank.waiting),
+            bar(rank.caused, 'caused'))],
+        ['Longest wait', 'longest_wait', 'seconds'], ['In', 'longest_operation', 'name'],
+          ['For rank', 'longest_for', 'number'],
         ['Spans', 'spans', 'number'], ['Open', 'open', 'number'], ['Clock ahead', 'clock_offset', 'seconds'],
       ], { sort: 0 })),
     section.slowest.length > 0 && part('Slowest operations',
       timeline && paragraph('A click on an operation shows it in the timeline.'),
       simpleTable('Slowest operations', section.slowest, [
-        ['Operation', 'operation', 'name', timeline && zoomTo], ['Kind', 'kind'], ['Route', 'route', 'name'], ['Begin', 'begin', 'seconds'],
-        ['Duration', 'seconds', 'seconds'], ['Bytes', 'bytes', 'bytes'], ['Longest wait', 'wait', 'seconds'], ['For rank', 'awaited', 'number'],
+        ['Operation', 'operation', 'name', timeline && zoomTo], ['Kind', 'kind'], ['Route', 'route', 'name'],
+          ['Begin', 'begin', 'seconds'],
+        ['Duration', 'seconds', 'seconds'], ['Bytes', 'bytes', 'bytes'], ['Longest wait', 'wait', 'seconds'],
+          ['For rank', 'awaited', 'number'],
       ], { sort: 4, descending: true })),
     part('Routes', simpleTable('Routes', section.routes, [
-      ['Kind', 'kind'], ['Route', 'route', 'name'], ['Operations', 'operations', 'number'], ['Bytes', 'bytes', 'bytes'], ['Time', 'seconds', 'seconds'],
+      ['Kind', 'kind'], ['Route', 'route', 'name'], ['Operations', 'operations', 'number'],
+        ['Bytes', 'bytes', 'bytes'], ['Time', 'seconds', 'seconds'],
       ['Bytes per second', (route) => (route.seconds ? Math.round(route.bytes / route.seconds) : null), 'bytes']])),
     imbalance && imbalance.steps.length > 0 && part('Load imbalance',
       paragraph('Useful is the mean time of the ranks. Waiting is the time by which the slowest rank exceeds it.'),
       simpleTable('Load imbalance', imbalance.steps, [
-        ['Step', 'step', 'name'], ['Iterations', 'iterations', 'number'], ['Useful', 'useful', 'seconds'], ['Waiting', 'waiting', 'seconds'],
+        ['Step', 'step', 'name'], ['Iterations', 'iterations', 'number'], ['Useful', 'useful', 'seconds'],
+          ['Waiting', 'waiting', 'seconds'],
         ['Waiting share', (step) => step.waiting / (step.useful + step.waiting), 'share'],
       ], { sort: 3, descending: true }),
-      timesByRank.length > 0 && disclosure('Show times by rank', () => simpleTable('Times of the steps by rank', timesByRank, [
-        ['Step', 'step', 'name'], ['Rank', 'rank', 'number'], ['Iterations', 'iterations', 'number'], ['Mean', 'mean', 'seconds'], ['Total', 'total', 'seconds']])),
+      timesByRank.length > 0 && disclosure('Show times by rank', () =>
+        simpleTable('Times of the steps by rank', timesByRank, [
+        ['Step', 'step', 'name'], ['Rank', 'rank', 'number'], ['Iterations', 'iterations', 'number'],
+          ['Mean', 'mean', 'seconds'], ['Total', 'total', 'seconds']])),
       list(imbalance.warnings, say)),
   ];
 }

@@ -10,22 +10,29 @@ function versionsSection(section) {
   const ofKind = (kind) => count(versions.filter((version) => version.kind === kind).length);
   const table = () => simpleTable('Versions', versions, [
     ['Version', 'version', 'number'], ['Kind', 'kind', 'text', (version) => version.kind ?? alarm('✕ cannot be read')],
-    ['Base', 'base_version', 'number'], ['Begins at', 'begins_at', 'number'], ['Tensors', 'tensors', 'number'], ['Files', 'files', 'number'],
-    ['Bytes', 'bytes', 'bytes'], ['Changed', changedShare, 'share'], ['Elements', 'elements', 'number'], ['Changed elements', 'changed_elements', 'number'],
-    ['Encoding', 'encoding'], ['Published', 'published', 'time'], ['Publisher', 'publisher', 'name'], ['Ranks', 'ranks', 'number'], ['Digest', 'digest', 'name'],
-    ['Problems', (version) => version.problems.length, 'message', (version) => list(version.problems, (text) => alarm(say(text))) || 'none'],
+    ['Base', 'base_version', 'number'], ['Begins at', 'begins_at', 'number'], ['Tensors', 'tensors', 'number'],
+      ['Files', 'files', 'number'],
+    ['Bytes', 'bytes', 'bytes'], ['Changed', changedShare, 'share'], ['Elements', 'elements', 'number'],
+      ['Changed elements', 'changed_elements', 'number'],
+    ['Encoding', 'encoding'], ['Published', 'published', 'time'], ['Publisher', 'publisher', 'name'],
+      ['Ranks', 'ranks', 'number'], ['Digest', 'digest', 'name'],
+    ['Problems', (version) => version.problems.length, 'message', (version) =>
+      list(version.problems, (text) => alarm(say(text))) || 'none'],
   ], { sort: 0, descending: true });
   return [
     figures([
-      ['Versions', count(versions.length)], ['Full', ofKind('full')], ['Deltas', ofKind('delta')], ['Bytes', bytesCell(sum(versions, 'bytes'))],
-      ['Checksums', section.verified ? 'verified' : 'not verified'], ['Problems', problems ? alarm(count(problems)) : '0'],
+      ['Versions', count(versions.length)], ['Full', ofKind('full')], ['Deltas', ofKind('delta')],
+        ['Bytes', bytesCell(sum(versions, 'bytes'))],
+      ['Checksums', section.verified ? 'verified' : 'not verified'], ['Problems', problems ? alarm(count(problems))
+        : '0'],
       local && ['Local copy', local.version === null ? 'no version' : `version ${local.version}`],
     ]),
     verdict(section.sound, 'No problem was found.', 'Problems were found.'),
     part('Problems', list(section.problems, say)),
     versions.length > 0 && part('Timeline', versionTimeline(versions, table)),
     part('Versions', table()),
-    local && part('Local copy', definitions([['Path', say(local.path)], ['Version', local.version === null ? 'none' : count(local.version)],
+    local && part('Local copy', definitions([['Path', say(local.path)],
+      ['Version', local.version === null ? 'none' : count(local.version)],
       ['A pull continues from it', local.has_record ? 'yes' : 'no'], ['Reason', local.reason && say(local.reason)]])),
     part('Unfinished versions', list(section.unfinished, name)),
     part('Other names', list(section.other_names, name)),
@@ -51,20 +58,27 @@ function versionTimeline(versions, table) {
       count: () => placed.length,
       describe: (index) => {
         const version = placed[index];
-        return [['', `Version ${version.version}`], ['Kind', version.kind ?? 'cannot be read'], ['Bytes', bytes(version.bytes)], ['Changed', percent(changedShare(version))],
-          ['Published', time(version.published)], version.problems.length > 0 && ['Problems', count(version.problems.length)]];
+        return [['', `Version ${version.version}`], ['Kind', version.kind ?? 'cannot be read'],
+          ['Bytes', bytes(version.bytes)], ['Changed', percent(changedShare(version))],
+          ['Published', time(version.published)], version.problems.length > 0
+            && ['Problems', count(version.problems.length)]];
       },
     },
     option: (colours) => {
-      const sides = [{ name: 'Bytes', type: 'log', axisLabel: { formatter: bytes } }, { name: 'Changed share', min: 0, max: 1, axisLabel: { formatter: percent } }];
+      const sides = [{ name: 'Bytes', type: 'log', axisLabel: { formatter: bytes } },
+        { name: 'Changed share', min: 0, max: 1, axisLabel: { formatter: percent } }];
       const values = [(version) => version.bytes || null, changedShare];
       return {
         grid: [{ left: 70, right: 24, top: 30, height: 140 }, { left: 70, right: 24, top: 214, height: 84 }],
-        xAxis: [0, 1].map((gridIndex) => timeAxis(colours, { gridIndex, axisLabel: { show: gridIndex === 1, hideOverlap: true } })),
-        yAxis: sides.map((side, gridIndex) => axis(colours, { gridIndex, splitLine: gridLine(colours), nameTextStyle: { align: 'left', color: colours.faint }, ...side })),
+        xAxis: [0, 1].map((gridIndex) => timeAxis(colours, { gridIndex,
+          axisLabel: { show: gridIndex === 1, hideOverlap: true } })),
+        yAxis: sides.map((side, gridIndex) => axis(colours, { gridIndex, splitLine: gridLine(colours),
+          nameTextStyle: { align: 'left', color: colours.faint }, ...side })),
         series: values.map((valueOf, index) => ({
-          type: 'scatter', xAxisIndex: index, yAxisIndex: index, labelLayout: { hideOverlap: true }, emphasis: { itemStyle: { borderColor: colours.text, borderWidth: 2 } },
-          label: { show: index === 0, position: 'top', color: colours.text, fontSize: 10, formatter: ({ dataIndex }) => String(placed[dataIndex].version) },
+          type: 'scatter', xAxisIndex: index, yAxisIndex: index, labelLayout: { hideOverlap: true },
+            emphasis: { itemStyle: { borderColor: colours.text, borderWidth: 2 } },
+          label: { show: index === 0, position: 'top', color: colours.text, fontSize: 10, formatter: ({ dataIndex }) =>
+            String(placed[dataIndex].version) },
           data: placed.map((version) => ({
             value: [version.published * 1000, valueOf(version)], symbol: symbolOf(version)[0], symbolSize: 10,
             itemStyle: { opacity: 1, color: colours[symbolOf(version)[1]] },
