@@ -366,6 +366,9 @@ def general_checks(checks, browser, path):
         checks.equal(page.url.split("#")[0], path.as_uri(), "links stay in the page")
         checks.equal(page.evaluate("window.hostile"), None, "a script of the data ran")
         checks.equal(page.locator("main img, main script, main b b").count(), 0, "markup of the data is in the page")
+        # Lines of metadata and the layout of the page itself may contain line breaks.
+        text = page.locator("main").evaluate("e => e.textContent + document.title").replace("\n", "").replace("\\", "")
+        checks.that(printable(text) == text, "text of the data is not escaped")
         checks.that(len(page.pdf()) > 10000, "the page prints")
     with Page(browser, path, checks, width=320) as page:
         scroll_through(page)
