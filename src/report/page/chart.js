@@ -2,13 +2,15 @@
 
 const palettes = {
   light: {
-    text: '#1c2530', faint: '#56616e', line: '#d5dbe2', ground: '#ffffff', raised: '#e6e9ed', accent: '#1f5fa8', bad: '#c2185b',
+    text: '#1c2530', faint: '#56616e', line: '#d5dbe2', ground: '#ffffff', raised: '#e6e9ed', accent: '#1f5fa8',
+      bad: '#c2185b',
     rising: ['#edf2f8', '#bdd5ea', '#7db0d8', '#3a7db8', '#1a4f8b', '#0b2a55'],
     both: ['#7f3703', '#cc7a2f', '#f3d3ad', '#f2f2f0', '#bcd5ea', '#4688c0', '#103c6e'],
     tint: (hue) => `hsl(${hue}, 48%, 84%)`, strong: (hue) => `hsl(${hue}, 52%, 42%)`,
   },
   dark: {
-    text: '#e4e9ef', faint: '#a3aebb', line: '#3a4552', ground: '#161b22', raised: '#2c343e', accent: '#78b2ee', bad: '#ff6fa8',
+    text: '#e4e9ef', faint: '#a3aebb', line: '#3a4552', ground: '#161b22', raised: '#2c343e', accent: '#78b2ee',
+      bad: '#ff6fa8',
     rising: ['#1c2a38', '#1f4467', '#25659a', '#3d92c8', '#83c1e6', '#e3f3fc'],
     both: ['#ffbd80', '#c77430', '#6b4020', '#2b3138', '#204a70', '#3f88c2', '#abd9f7'],
     tint: (hue) => `hsl(${hue}, 32%, 27%)`, strong: (hue) => `hsl(${hue}, 52%, 62%)`,
@@ -42,6 +44,13 @@ function inkOn(colour) {
 }
 
 const charts = new Set();
+const renderers = [];
+
+/** Calls `render` when the colours of the page change. */
+function onColours(render) {
+  renderers.push(render);
+}
+
 // A chart is drawn when it comes near the visible part of the page.
 const nearby = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) if (isIntersecting) target.chart.draw();
@@ -52,49 +61,46 @@ const widths = new ResizeObserver((entries) => {
 
 /** A figure with a chart. Options:
  * - `title`, and `message()`: the statement of the chart in a sentence
- * - `option(colours, width)`: the option of ECharts without defaults; `height(width)` in pixels
+ * - `option(colours, width)`: the option of ECharts without defaults; `height(width)` and `leastWidth` in pixels
  * - `table()`: the same data as a table
- * - `items`: what can be pointed at: `count()`, `describe(i)` as pairs of texts, `target(i)` for ECharts, `step(i, key)`
- *   for arrow keys, and `choose(i)` for a click and Enter, which may be missing
- * - `keys`: other keys with their actions; `help`: a sentence about keys and clicks; `tools`: elements above */
+ * - `items`: the parts that a reader can point at: `count()`, `describe(i)` as pairs of texts, and optionally `offset`,
+ *   the index of the first one in ECharts, `step(i, key)` for arrow keys, and `choose(i)` for a click and Enter
+ * - `keys`: other keys with their actions; `help`: a sentence about keys and clicks
+ * - `tools`, `legend`: elements above the chart */
 class Chart {
   constructor(options) {
     Object.assign(this, options);
     this.at = -1;
-    this.canvas = make('div', { class: 'canvas' });
-    this.readout = make('p', { class: 'readout', 'aria-live': 'polite' }, this.help || '');
-    this.plot = make('div', { class: 'plot', tabindex: '0', role: 'group', 'aria-label': `${this.title}. ${this.help || ''}`,
+    this.canvas = make('div', { class: 'canvas', style: `height: ${this.height(800)}px` });
+    this.readout = make('p', { class: 'readout', 'aria-live': 'polite' }, this.help);
+    this.plot = make('div', { class: 'plot', tabindex: '0', role: 'group', 'aria-label': `${this.title}. ${this.help}`,
       keydown: (event) => this.pressed(event), blur: () => this.point(-1) }, this.canvas);
     this.plot.chart = this;
-    this.messageLine = make('p', { class: 'message' });
-    this.tableBox = make('div', { hidden: true });
-    this.tableToggle = button('Show as table', () => this.showTable(this.tableBox.hidden),
-      { 'aria-expanded': 'false', class: 'disclosure' });
-    this.element = make('figure', { class: 'chart' }, make('figcaption', {}, make('h4', {}, this.title), this.messageLine),
-      make('div', { class: 'tools' }, this.tools), this.legend, this.plot, this.readout, this.tableToggle, this.tableBox);
-    this.messageLine.textContent = this.message();
-    this.canvas.style.height = `${this.height(800)}px`;
+    this.messageLine = make('p', { class: 'message' }, this.message());
+    const [toggle, box] = disclosure('Show as table', () => this.table());
+    this.tableBox = box;
+    this.element = make('figure', { class: 'chart' }, make('figcaption', {}, make('h4', {}, this.title),
+      this.messageLine),
+      tools(this.tools), this.legend, this.plot, this.readout, toggle, box);
     charts.add(this);
     nearby.observe(this.plot);
-  }
-
-  showTable(shown) {
-    this.tableBox.hidden = !shown;
-    this.tableToggle.setAttribute('aria-expanded', String(shown));
-    this.tableBox.replaceChildren(...(shown ? [this.table()] : []));
   }
 
   draw() {
     if (this.view) return;
     nearby.unobserve(this.plot);
-    this.view = echarts.init(this.canvas, null, { renderer: 'svg', width: this.width(), height: this.height(this.width()) });
-    this.view.on('click', (event) => {
-      const index = this.items && this.items.index ? this.items.index(event) : event.dataIndex;
-      if (this.items && this.items.choose && index !== undefined && index !== null) this.items.choose(index);
+    this.view = echarts.init(this.canvas, null, { renderer: 'svg', width: this.width(),
+      height: this.height(this.width()) });
+    this.view.on('click', ({ dataIndex }) => {
+      if (this.items.choose && this.itemAt(dataIndex) >= 0) this.items.choose(this.itemAt(dataIndex));
     });
     if (this.drawn) this.drawn(this.view);
     this.update();
     widths.observe(this.plot);
+  }
+
+  itemAt(dataIndex) {
+    return (dataIndex ?? -1) - (this.items.offset || 0);
   }
 
   width() {
@@ -103,13 +109,13 @@ class Chart {
   }
 
   resized() {
-    if (this.view && Math.abs(this.width() - this.view.getWidth()) > 1) this.update();
+    if (Math.abs(this.width() - this.view.getWidth()) > 1) this.update();
   }
 
   /** Draws everything anew: after a change of the data, the size or the colours. */
   update() {
     this.messageLine.textContent = this.message();
-    if (!this.tableBox.hidden) this.showTable(true);
+    if (!this.tableBox.hidden) this.tableBox.replaceChildren(this.table());
     if (!this.view) return;
     const width = this.width();
     const height = this.height(width);
@@ -124,42 +130,42 @@ class Chart {
       textStyle: { fontFamily: 'system-ui, sans-serif', color: colours.text },
       tooltip: {
         confine: true, transitionDuration: 0, backgroundColor: colours.ground, borderColor: colours.faint, padding: 8,
-        textStyle: { color: colours.text, fontSize: 12 }, formatter: (event) => this.hint(event),
+        textStyle: { color: colours.text, fontSize: 12 },
+        formatter: ({ dataIndex }) => (this.itemAt(dataIndex) < 0 ? ''
+          : definitions(this.items.describe(this.itemAt(dataIndex)), 'tip')),
       },
       ...this.option(colours, width),
     }, { notMerge: true });
   }
 
-  hint(event) {
-    const index = this.items.index ? this.items.index(event) : event.dataIndex;
-    return index === null || index === undefined ? '' : definitions(this.items.describe(index), 'tip');
-  }
-
-  /** Moves the pointer of the keyboard to an item. */
+  /** Moves the pointer of the keyboard to an item, or removes it. */
   point(index) {
-    if (!this.view || !this.items) return;
-    if (this.at >= 0) this.view.dispatchAction({ type: 'downplay', ...this.items.target(this.at) });
+    if (!this.view) return;
+    const act = (type, item) => this.view.dispatchAction({ type, seriesIndex: 0, dataIndex: item
+      + (this.items.offset || 0) });
+    if (this.at >= 0) act('downplay', this.at);
     this.at = index;
     if (index < 0) {
-      this.view.dispatchAction({ type: 'hideTip' });
-      this.readout.textContent = this.help || '';
+      act('hideTip', 0);
+      this.readout.textContent = this.help;
       return;
     }
-    this.view.dispatchAction({ type: 'highlight', ...this.items.target(index) });
-    this.view.dispatchAction({ type: 'showTip', ...this.items.target(index) });
-    this.readout.textContent = this.items.describe(index).map(([term, value]) => `${term} ${value}`).join(', ');
+    act('highlight', index);
+    act('showTip', index);
+    this.readout.textContent = this.items.describe(index).filter(Boolean).map(([term, value]) =>
+      `${term} ${value}`).join(', ');
   }
 
   pressed(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const { key } = event;
-    if (this.keys && this.keys[key]) this.keys[key]();
-    else if (this.items && key === 'Enter' && this.at >= 0 && this.items.choose) this.items.choose(this.at);
-    else if (this.items && /^(Arrow|Home$|End$)/.test(key) && this.items.count() > 0) {
-      const last = this.items.count() - 1;
-      const steps = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 };
-      const next = key === 'Home' || this.at < 0 ? 0 : key === 'End' ? last
-        : this.items.step ? this.items.step(this.at, key) : this.at + steps[key];
+    const { items, keys } = this;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (keys && keys[key]) keys[key]();
+    else if (key === 'Enter' && this.at >= 0 && items.choose) items.choose(this.at);
+    else if (/^(Arrow|Home$|End$)/.test(key) && items.count() > 0) {
+      const last = items.count() - 1;
+      const step = items.step || ((at) => at + (key === 'ArrowLeft' || key === 'ArrowUp' ? -1 : 1));
+      const next = key === 'Home' || this.at < 0 ? 0 : key === 'End' ? last : step(this.at, key);
       this.point(Math.min(Math.max(next, 0), last));
     } else return;
     event.preventDefault();
@@ -168,31 +174,40 @@ class Chart {
 
 function redrawAll() {
   for (const chart of charts) {
-    // Charts of details that were closed are no longer in the page.
     if (chart.element.isConnected) chart.update();
-    else {
+    else if (chart.view) {
+      // The details with this chart were closed.
       charts.delete(chart);
       widths.unobserve(chart.plot);
-      nearby.unobserve(chart.plot);
-      if (chart.view) chart.view.dispose();
+      chart.view.dispose();
     }
   }
+  for (const render of renderers) render();
 }
 
 darkScheme.addEventListener('change', redrawAll);
-for (const [event, printing] of [['beforeprint', true], ['afterprint', false]]) {
+for (const event of ['beforeprint', 'afterprint']) {
   addEventListener(event, () => {
-    isPrinting = printing;
-    if (printing) for (const chart of charts) if (chart.element.isConnected) chart.draw();
+    isPrinting = event === 'beforeprint';
+    for (const chart of charts) if (isPrinting && chart.element.isConnected) chart.draw();
     redrawAll();
   });
 }
 
+function gridLine(colours) {
+  return { show: true, lineStyle: { color: colours.line } };
+}
+
 /** Returns an axis in the colours of the page. */
-function axis(colours, more) {
+function axis(colours, { axisLabel, ...more }) {
   return {
     axisLine: { lineStyle: { color: colours.faint } }, axisTick: { show: false }, splitLine: { show: false },
-    axisLabel: { color: colours.text, fontSize: 11, ...(more && more.axisLabel) },
-    nameTextStyle: { color: colours.faint }, ...Object.fromEntries(Object.entries(more || {}).filter(([key]) => key !== 'axisLabel')),
+    axisLabel: { color: colours.text, fontSize: 11, ...axisLabel }, ...more,
   };
+}
+
+function timeAxis(colours, more) {
+  const room = ({ min, max }) => max - min || 6e4;
+  return axis(colours, { type: 'time', axisLabel: { hideOverlap: true }, min: (range) => range.min - room(range) * 0.03,
+    max: (range) => range.max + room(range) * 0.05, ...more });
 }

@@ -12,7 +12,7 @@ const reals = new Set(['minimum', 'maximum', 'mean', 'deviation', 'absolute', 'r
 function rowsOf(columns) {
   const keys = Object.keys(columns);
   return columns.name.map((_, index) => {
-    const row = { index };
+    const row = {};
     for (const key of keys) row[key] = reals.has(key) ? number(columns[key][index]) : columns[key][index];
     return row;
   });
@@ -69,17 +69,6 @@ function poolModel(rows) {
   return pool;
 }
 
-/** Returns the differences of several rows of a comparison as if they were one tensor. */
-function poolDiff(rows) {
-  if (rows.length === 1) return rows[0];
-  const pool = { tensors: sum(rows, 'tensors'), bytes: sum(rows, 'bytes'), different: sum(rows, 'different') };
-  const compared = rows.filter((row) => row.compared !== null && row.compared !== undefined);
-  for (const key of ['compared', 'differing', 'nans']) pool[key] = compared.length ? sum(compared, key) : null;
-  for (const key of ['absolute', 'relative']) pool[key] = extreme(rows, key, (a, b) => a > b);
-  pool.kind = ['type', 'only in A', 'only in B', 'values', 'same'].find((kind) => rows.some((row) => row.kind === kind));
-  return pool;
-}
-
 /** Returns a test of names: a text with `*` or `?` is a pattern of the whole name, any other text is a part of it. */
 function nameTest(text) {
   const wanted = text.trim().toLowerCase();
@@ -94,9 +83,9 @@ function nameTest(text) {
   return (candidate) => test(candidate.toLowerCase()) || test(printable(candidate).toLowerCase());
 }
 
-/** Returns the label of a module or a tensor without the separator at its end. */
-function labelOf(node) {
-  return node.children ? node.label.replace(/(.)[./]$/, '$1') : node.label;
+/** Returns the label or the path of a module or a tensor. That of a module ends without its separator. */
+function labelOf(node, key = 'label') {
+  return node.children ? node[key].replace(/(.)[./]$/, '$1') : node[key];
 }
 
 /** Returns the tree of modules: names are split at `.` and `/`, and chains without a branch become one node. A node has
@@ -104,6 +93,7 @@ function labelOf(node) {
 function moduleTree(rows) {
   const group = (label, path) => ({ label, path, rows: [], groups: new Map(), leaves: [], children: [] });
   const root = group('', '');
+  root.allLeaves = rows.map((row) => ({ label: row.name, path: row.name, row, rows: [row], children: null }));
   for (const row of rows) {
     const parts = row.name.match(/[^./]*[./]|[^./]+$/g) || [row.name];
     if (parts.length > 40) parts.splice(39, parts.length, parts.slice(39).join(''));
@@ -114,7 +104,8 @@ function moduleTree(rows) {
       node = node.groups.get(part);
       node.rows.push(row);
     }
-    node.leaves.push({ label: parts[parts.length - 1], path: row.name, row, rows: [row], bytes: row.bytes, children: null });
+    node.leaves.push({ label: parts[parts.length - 1], path: row.name, row, rows: [row], bytes: row.bytes,
+      children: null });
   }
   const fold = (node) => {
     node.children = [...[...node.groups.values()].map(fold), ...node.leaves];

@@ -66,7 +66,8 @@ function short(value) {
   if (!Number.isFinite(value)) return exact(value);
   if (value === 0) return '0';
   const size = Math.abs(value);
-  if (size < 1e-4 || size >= (Number.isInteger(value) ? 1e6 : 1e5)) return value.toExponential(4).replace(/\.?0+e/, 'e').replace('e+', 'e');
+  if (size < 1e-4 || size >= (Number.isInteger(value) ? 1e6 : 1e5)) return value.toExponential(4).replace(/\.?0+e/,
+    'e').replace('e+', 'e');
   return String(Number(value.toPrecision(Number.isInteger(value) ? 6 : 5)));
 }
 
@@ -92,7 +93,7 @@ function percent(part) {
 
 /** Returns a duration or an age with 3 significant digits. */
 function duration(seconds) {
-  if (seconds === null || seconds === undefined) return '–';
+  if (!Number.isFinite(seconds)) return '–';
   const size = Math.abs(seconds);
   const form = (value, unit) => `${Number(value.toPrecision(3))} ${unit}`;
   if (size === 0) return '0 s';
@@ -105,7 +106,7 @@ function duration(seconds) {
 }
 
 function durationCell(seconds) {
-  return seconds === null || seconds === undefined ? '–' : make('span', { title: `${exact(seconds)} s` }, duration(seconds));
+  return make('span', { title: `${exact(seconds)} s` }, duration(seconds));
 }
 
 /** Returns a time such as "2026-03-01 12:30:05 UTC". */

@@ -17,7 +17,8 @@ import re
 FOLDER = pathlib.Path(__file__).resolve().parent
 # The concepts, in the order in which they use each other.
 SCRIPTS = (
-    "dom format data table chart treemap heatmap tensor parts timeline model diff workspace trace versions sections"
+    "dom format data table chart tensor_table treemap heatmap tensor parts findings model diff timeline trace workspace "
+    "versions sections"
 ).split()
 PIECE = 16000
 DELIMITER = "page"
@@ -51,9 +52,16 @@ def page():
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     licences = "".join(
-        f"<h2>{name}</h2>\n<pre>{html.escape(read('vendor/' + name))}</pre>\n" for name in ("NOTICE", "LICENSE", "LICENSE-d3")
+        f"<h2>{name}</h2>\n<pre>{html.escape(read('vendor/' + name))}</pre>\n"
+        for name in ("NOTICE", "LICENSE", "LICENSE-d3")
     )
-    values = {"policy": policy, "style": squeezed(read("page.css")), "licences": licences, "echarts": echarts, "page": script}
+    values = {
+        "policy": policy,
+        "style": squeezed(read("page.css")),
+        "licences": licences,
+        "echarts": echarts,
+        "page": script,
+    }
     head, tail = read("page.html").split("{{data}}")
     return fill(head, values), fill(tail, values)
 
@@ -81,10 +89,10 @@ def pieces(data, size):
 
 
 def cpp_constant(name, text):
-    if f"){DELIMITER}\"" in text:
-        raise SystemExit(f"make_page.py: the page contains ){DELIMITER}\". Change the delimiter of the raw strings.")
+    if f'){DELIMITER}"' in text:
+        raise SystemExit(f'make_page.py: the page contains ){DELIMITER}". Change the delimiter of the raw strings.')
     literals = "\n".join(f'    R"{DELIMITER}({piece}){DELIMITER}"' for piece in pieces(text, PIECE))
-    return f"const std::string_view {name}(\n{literals},\n    {len(text.encode())});\n"
+    return f"constinit const std::string_view {name}(\n{literals},\n    {len(text.encode())});\n"
 
 
 def cpp_source():

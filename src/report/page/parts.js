@@ -2,105 +2,83 @@
 
 const groupsShown = 48;
 
-/** Returns the ranges of each rank of a group, by rank. */
-function heldByRank(group) {
+/** Returns the ranges of each rank of a group in the order of ranks, the number of different parts, and the largest
+ * number of ranks with the same one. */
+function divisionOf(group) {
   const held = new Map();
-  for (const { rank, from, to } of group.held) held.set(rank, [...(held.get(rank) || []), [from, to]]);
-  return new Map([...held].sort((a, b) => a[0] - b[0]));
-}
-
-/** Returns the number of different parts, and the largest number of ranks with the same one. */
-function divisionOf(held) {
-  const sets = new Map();
-  for (const ranges of held.values()) {
-    const key = JSON.stringify(ranges);
-    sets.set(key, (sets.get(key) || 0) + 1);
-  }
-  return { parts: sets.size, copies: Math.max(0, ...sets.values()) };
-}
-
-/** Describes a group in a sentence. */
-function divisionText(group, ranks) {
-  const held = heldByRank(group);
-  const { parts, copies } = divisionOf(held);
-  const cut = group.dim === null ? 'not cut' : `cut along dimension ${group.dim} into ${plural(parts, 'part')}`;
-  const owners = held.size === ranks ? 'all ranks' : ranksText([...held.keys()]);
-  const ways = group.combine === 'copy' ? '' : `; parts combined by ${group.combine}`;
-  return `${cut}; on ${owners}${copies > 1 ? `; ${plural(copies, 'copy', 'copies')}` : ''}${ways}`;
+  for (const { rank, from, to } of [...group.held].sort((a, b) => a.rank - b.rank)) held.set(rank,
+    [...(held.get(rank) || []), [from, to]]);
+  const owners = new Map();
+  for (const ranges of held.values()) owners.set(String(ranges), (owners.get(String(ranges)) || 0) + 1);
+  return { held, parts: owners.size, copies: Math.max(0, ...owners.values()) };
 }
 
 function groupDrawing(group, ranks) {
-  const held = heldByRank(group);
-  const units = Math.max(group.units || 0, 1);
+  const { held, parts, copies } = divisionOf(group);
+  const units = Math.max(group.units, 1);
   const step = Math.min(14, Math.max(4, Math.floor(240 / ranks)));
-  const dark = palette() === palettes.dark;
   const every = Math.ceil(11 / step);
-  const bars = [];
-  for (let rank = 0; rank < ranks; ++rank) {
-    const y = rank * step;
-    if (rank % every === 0) bars.push(svg('text', { x: 26, y: y + Math.min(step, 11) - 1, class: 'rank' }, String(rank)));
-    bars.push(svg('rect', { x: 32, y, width: 240, height: step - 1, class: 'empty' }));
-    for (const [from, to] of held.get(rank) || []) {
-      bars.push(svg('rect', {
-        x: 32 + (240 * from) / units, y, width: Math.max((240 * (to - from)) / units, 1), height: step - 1,
-        fill: dark ? palettes.dark.strong(hueOf(rank)) : palettes.light.strong(hueOf(rank)),
-      }, svg('title', {}, `rank ${rank}: ${count(from)} to ${count(to)} of ${count(units)}`)));
-    }
-  }
+  const colours = palette();
+  const bars = Array.from({ length: ranks }, (_, rank) => [
+    rank % every === 0 && svg('text', { x: 26, y: rank * step + Math.min(step, 11) - 1, class: 'rank' }, String(rank)),
+    svg('rect', { x: 32, y: rank * step, width: 240, height: step - 1, class: 'empty' }),
+    (held.get(rank) || []).map(([from, to]) => svg('rect', {
+      x: 32 + (240 * from) / units, y: rank * step, width: Math.max((240 * (to - from)) / units, 1), height: step - 1,
+        fill: colours.strong(hueOf(rank)),
+    }, svg('title', {}, `rank ${rank}: ${count(from)} to ${count(to)} of ${count(units)}`))),
+  ]);
+  const rangesText = ([rank, ranges]) => `rank ${rank} has ${ranges.map((range) => range.join(' to ')).join(' and ')}`;
+  const facts = [
+    plural(group.tensors, 'tensor'), shapeText(group.shape),
+    group.dim === null ? 'not cut' : `cut along dimension ${group.dim} into ${plural(parts, 'part')}`,
+    held.size === ranks ? 'on all ranks' : `on ${ranksText([...held.keys()])}`,
+    copies > 1 && plural(copies, 'copy', 'copies'), group.combine !== 'copy' && `combined by ${group.combine}`,
+  ];
   return make('figure', { class: 'card' },
-    make('figcaption', {}, make('strong', {}, name(group.name)),
-      make('span', {}, `${plural(group.tensors, 'tensor')}, ${shapeText(group.shape)}, ${divisionText(group, ranks)}`)),
+    make('figcaption', {}, make('strong', {}, name(group.name)), make('span', {}, facts.filter(Boolean).join(', '))),
     svg('svg', {
       viewBox: `0 0 274 ${ranks * step}`, role: 'img',
-      'aria-label': `One bar per rank: ${[...held].slice(0, 8).map(([rank, ranges]) =>
-        `rank ${rank} has ${ranges.map(([from, to]) => `${from} to ${to}`).join(' and ')}`).join('; ')}${held.size > 8 ? '; and so on' : ''}. `
-        + `${count(units)} units.`,
+      'aria-label': `Of ${plural(units, 'unit')}, ${[...held].slice(0, 16).map(rangesText).join('; ')}${held.size > 16 ? '; and so on' : ''}.`,
     }, bars));
 }
 
-function partsView(parts) {
+function partsView({ direction, layout, plan, ranks, groups }) {
   const state = { text: '', way: 'all', limit: groupsShown };
   const cards = make('div', { class: 'cards' });
   const note = make('p', { class: 'faint', role: 'status' });
-  const more = button('Show all groups', () => {
-    state.limit = Infinity;
-    render();
-  });
   const ways = {
     all: () => true,
     cut: (group) => group.dim !== null,
-    copied: (group) => divisionOf(heldByRank(group)).copies > 1,
-    some: (group) => heldByRank(group).size < parts.ranks,
-    combined: (group) => group.combine !== 'copy',
+    'on several ranks': (group) => divisionOf(group).copies > 1,
+    'not on all ranks': (group) => divisionOf(group).held.size < ranks,
+    'combined by an operation': (group) => group.combine !== 'copy',
   };
-  const render = () => {
+  const render = (change) => {
+    Object.assign(state, change);
     const test = nameTest(state.text);
-    const found = parts.groups.filter((group) => test(group.name) && ways[state.way](group));
-    cards.replaceChildren(...found.slice(0, state.limit).map((group) => groupDrawing(group, parts.ranks)));
+    const found = groups.filter((group) => test(group.name) && ways[state.way](group));
+    cards.replaceChildren(...found.slice(0, state.limit).map((group) => groupDrawing(group, ranks)));
     more.hidden = found.length <= state.limit;
-    note.textContent = `Showing ${count(Math.min(found.length, state.limit))} of ${plural(parts.groups.length, 'group')}.`;
+    note.textContent = `Showing ${count(Math.min(found.length, state.limit))} of ${plural(groups.length, 'group')}.`;
   };
+  const more = button('Show all groups', () => render({ limit: Infinity }));
   render();
-  darkScheme.addEventListener('change', render);
-  const sentence = parts.direction === 'cut' ? 'The model is whole. The drawing shows how this layout would cut it.'
-    : 'The drawing shows the parts in the shards of the ranks.';
+  onColours(() => render());
   return [
-    make('p', {}, `${sentence} Each bar is a rank, and its width is the whole tensor. Ranks without a bar do not have the tensor.`),
-    definitions([['Layout', say(parts.layout)], ['Plan', say(parts.plan)], ['Ranks', count(parts.ranks)],
-      ['Groups of tensors', count(parts.groups.length)]]),
-    make('div', { class: 'tools' }, textField('Filter', 'part of a name, or a pattern with *', (text) => {
-      state.text = text;
-      render();
-    }), choice('Groups', [['all', 'all'], ['cut', 'cut'], ['copied', 'on several ranks'], ['some', 'not on all ranks'],
-      ['combined', 'combined by an operation']], 'all', (way) => {
-      state.way = way;
-      render();
-    })),
-    cards, make('div', { class: 'tools' }, note, more),
-    disclosure('Show as table', () => simpleTable('Parts of the ranks', parts.groups.flatMap((group) =>
-      group.held.map((part) => ({ ...group, ...part }))), [
-      ['Group', 'name', 'name'], ['Tensors', 'tensors', 'number'], ['Shape', (part) => shapeText(part.shape)], ['Dimension', 'dim', 'number'],
-      ['Rank', 'rank', 'number'], ['From', 'from', 'number'], ['To', 'to', 'number'], ['Units', 'units', 'number'], ['Combined by', 'combine'],
+    paragraph(`${direction === 'cut' ? 'The model is whole. The drawing shows how this layout would cut it.'
+      : 'The drawing shows the parts in the shards of the ranks.'} Each line is a rank,
+        and its width is the whole tensor. Ranks without a bar do not have the tensor.`),
+    definitions([['Layout', say(layout)], ['Plan', say(plan)], ['Ranks', count(ranks)],
+      ['Groups of tensors', count(groups.length)]]),
+    tools(nameFilter((text) => render({ text })), choice('Groups', Object.keys(ways).map((way) => [way, way]), 'all',
+      (way) => render({ way }))),
+    cards, tools(note, more),
+    disclosure('Show as table', () => simpleTable('Parts of the ranks',
+      groups.flatMap((group) => group.held.map((held) => ({ ...group, ...held }))), [
+      ['Group', 'name', 'name'], ['Tensors', 'tensors', 'number'], ['Shape', (row) => shapeText(row.shape)],
+        ['Dimension', 'dim', 'number'],
+      ['Rank', 'rank', 'number'], ['From', 'from', 'number'], ['To', 'to', 'number'], ['Units', 'units', 'number'],
+        ['Combined by', 'combine'],
     ])),
   ];
 }

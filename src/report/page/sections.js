@@ -1,11 +1,14 @@
 // The whole page: the head, the list of the sections, and the sections.
 
 const kindNames = {
-  safetensors: 'safetensors file', model: 'Model', shards: 'Shards', state: 'State file', hdf5: 'HDF5 file', workspace: 'Newest states of the workspace',
-  torch: 'PyTorch checkpoint', dcp: 'Distributed checkpoint', fsdp: 'FSDP checkpoint', deepspeed: 'DeepSpeed checkpoint', ranks: 'Files of ranks',
+  safetensors: 'safetensors file', model: 'Model', shards: 'Shards', state: 'State file', hdf5: 'HDF5 file',
+    workspace: 'Newest states of the workspace',
+  torch: 'PyTorch checkpoint', dcp: 'Distributed checkpoint', fsdp: 'FSDP checkpoint',
+    deepspeed: 'DeepSpeed checkpoint', ranks: 'Files of ranks',
 };
 const sections = {
-  model: { title: (section) => kindNames[section.kind] || 'Model', subject: (section) => section.path, view: modelSection },
+  model: { title: (section) => kindNames[section.kind] || 'Model', subject: (section) => section.path,
+    view: modelSection },
   diff: { title: () => 'Difference', subject: (section) => `${section.a} ↔ ${section.b}`, view: diffSection },
   workspace: { title: () => 'Workspace', subject: (section) => section.path, view: workspaceSection },
   trace: { title: () => 'Trace', subject: (section) => section.path, view: traceSection },
@@ -16,10 +19,12 @@ function showReport(data) {
   const content = document.getElementById('sections');
   const list = document.getElementById('contents');
   if (data.format !== 'muster-report' || data.format_version !== 1) {
-    content.append(make('p', { class: 'bad', role: 'alert' }, 'The data of this file is not a report of format version 1.'));
+    content.append(make('p', { class: 'bad', role: 'alert' },
+      'The data of this file is not a report of format version 1.'));
     return;
   }
-  const subjects = data.sections.map((section) => (sections[section.section] ? printable(sections[section.section].subject(section)) : ''));
+  const subjects = data.sections.map((section) => (sections[section.section]
+    ? printable(sections[section.section].subject(section)) : ''));
   document.title = `${shorten(subjects[0] || 'Muster', 80)} – Muster report`;
   document.getElementById('written').append(`Written ${time(data.created)} by Muster ${printable(data.muster_version)}`);
   const entry = (text, target) => make('a', { href: `#${target.id}`, click: (event) => {
@@ -31,8 +36,10 @@ function showReport(data) {
     const known = sections[section.section];
     if (!known) return;
     const subject = known.subject(section);
-    const heading = make('h2', { id: `section-${index + 1}-title` }, make('span', { class: 'kind' }, known.title(section)), ' ', name(subject, 120));
-    const element = make('section', { id: `section-${index + 1}`, class: `section ${section.section}`, 'aria-labelledby': heading.id }, heading, known.view(section));
+    const heading = make('h2', { id: `section-${index + 1}-title` }, make('span', { class: 'kind' },
+      known.title(section)), ' ', name(subject, 120));
+    const element = make('section', { id: `section-${index + 1}`, class: `section ${section.section}`,
+      'aria-labelledby': heading.id }, heading, known.view(section));
     content.append(element);
     const inner = [...element.querySelectorAll(':scope > .part')];
     inner.forEach((part, place) => { part.id = `${element.id}-${place + 1}`; });
@@ -40,7 +47,8 @@ function showReport(data) {
       make('ul', {}, inner.map((part) => make('li', {}, entry(part.querySelector('h3').textContent, part))))));
   });
   const unknown = data.sections.filter((section) => !sections[section.section]).length;
-  if (unknown) content.append(make('p', { class: 'note' }, `${plural(unknown, 'section')} of a newer version of Muster cannot be shown.`));
+  if (unknown) content.append(make('p', { class: 'note' },
+    `${plural(unknown, 'section')} of a newer version of Muster cannot be shown.`));
 }
 
 showReport(JSON.parse(document.getElementById('muster-data').textContent));

@@ -2,10 +2,12 @@
 
 const firstLines = 500;
 
-/** A table with a button in each header. Groups are identified by `path`, and rows by `row`, if they have these keys.
- * Columns have `title`, `value(row)` for sorting, `cell(row)` for
- * its contents, and optionally `align` and `hint`. Options: `label` names the table; `children(row)` returns the rows of a group, otherwise null;
- * `details(row)` returns what a row opens; `sort` is the index of a column, `descending` its direction. */
+/** A table with a button in each header. Options:
+ * - `label`: the name of the table
+ * - `columns`: `title`, `value(row)` for sorting, `cell(row)` for the contents, and optionally `align` and `hint`
+ * - `children(row)`: the rows of a group, otherwise null. A group has a `path` that identifies it
+ * - `details(row)`: the contents that a row opens
+ * - `sort`, `descending`: the index of the column by which the rows are sorted, and the direction */
 class DataTable {
   constructor({ label, columns, rows, children, details, sort, descending, empty }) {
     Object.assign(this, { label, columns, children, details, empty: empty || 'Nothing to show.' });
@@ -22,7 +24,8 @@ class DataTable {
     this.more = button(`Show ${firstLines} more`, () => this.showMore(), { hidden: true });
     this.element = make('div', { class: 'table' },
       make('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': label },
-        make('table', { class: children ? 'tree' : null }, make('caption', { class: 'hidden' }, label), make('thead', {}, make('tr', {}, this.headers)),
+        make('table', { class: children ? 'tree' : null }, make('caption', { class: 'hidden' }, label),
+          make('thead', {}, make('tr', {}, this.headers)),
           this.body)), make('div', { class: 'tools' }, this.note, this.more));
     this.setRows(rows);
   }
@@ -105,7 +108,8 @@ class DataTable {
       if (row === focused) button = parts[0].querySelector('button');
       return parts;
     }));
-    if (!lines.length) this.body.append(make('tr', {}, make('td', { colspan: this.columns.length, class: 'faint' }, this.empty)));
+    if (!lines.length) this.body.append(make('tr', {}, make('td', { colspan: this.columns.length, class: 'faint' },
+      this.empty)));
     this.more.hidden = shown.length === lines.length;
     this.note.textContent = this.more.hidden ? '' : `Showing ${count(shown.length)} of ${count(lines.length)} lines.`;
     if (button) button.focus();
@@ -127,16 +131,18 @@ class DataTable {
       if (String(getSelection()) === '' || event.target.closest('button')) act();
     }) }, cells);
     if (inner || !isOpen) return [line];
-    return [line, make('tr', { class: 'opened' }, make('td', { colspan: this.columns.length }, this.opened.get(row.row ?? row)))];
+    return [line, make('tr', { class: 'opened' }, make('td', { colspan: this.columns.length },
+      this.opened.get(row.row ?? row)))];
   }
 }
 
 /** How columns show their values. */
 const forms = {
-  text: { align: 'left', show: (value) => String(value) },
+  text: { align: 'left', show: (value) => (typeof value === 'boolean' ? (value ? 'yes' : 'no') : String(value)) },
   name: { align: 'left', show: (value) => name(value, 90) },
   message: { align: 'text', show: say },
   number: { align: 'right', show: count },
+  alarm: { align: 'right', show: (value) => (value ? alarm(count(value)) : '0') },
   value: { align: 'right', show: valueCell },
   bytes: { align: 'right', show: bytesCell },
   seconds: { align: 'right', show: durationCell },
@@ -144,18 +150,16 @@ const forms = {
   time: { align: 'left', show: time },
 };
 
-/** Returns a column of DataTable. `key` is a key of the row, or a function of it. `cell(row)` replaces the usual form. */
-function columnOf([title, key, form = 'text', cell = null]) {
-  const value = typeof key === 'function' ? key : (row) => row[key];
-  const { align, show } = forms[form];
-  const usual = (row) => {
-    const content = value(row);
-    return content === null || content === undefined ? '–' : show(content);
-  };
-  return { title, value, align, cell: cell || usual };
+function shown(value, form) {
+  return value === null || value === undefined ? '–' : forms[form].show(value);
 }
 
-/** Returns a table. Columns are [title, key, form, cell]. */
+/** Returns a table, or null without rows. Columns are [title, key, form, cell]: the key is one of the row, or a
+ * function of it, and `cell(row)` replaces the usual contents. */
 function simpleTable(label, rows, columns, more) {
-  return new DataTable({ label, rows, columns: columns.map(columnOf), ...more }).element;
+  const columnOf = ([title, key, form = 'text', cell = null]) => {
+    const value = typeof key === 'function' ? key : (row) => row[key];
+    return { title, value, align: forms[form].align, cell: cell || ((row) => shown(value(row), form)) };
+  };
+  return rows.length ? new DataTable({ label, rows, columns: columns.map(columnOf), ...more }).element : null;
 }

@@ -4,11 +4,13 @@ const tilesShown = 60;
 
 /** Returns the parts to draw, outer ones first: the largest groups are divided until there are enough tiles. */
 function partsOf(root) {
-  const sorted = (node) => [...node.children].filter((part) => part.bytes > 0).sort((a, b) => b.bytes - a.bytes).slice(0, 200);
+  const sorted = (node) => [...node.children].filter((part) => part.bytes > 0).sort((a, b) =>
+    b.bytes - a.bytes).slice(0, 200);
   const inner = new Map([[root, sorted(root)]]);
   const tiles = new Map(inner.get(root).map((part) => [part, 1]));
   for (;;) {
-    const divisible = [...tiles].filter(([part, depth]) => part.children && depth < 3 && part.children.length + tiles.size <= tilesShown)
+    const divisible = [...tiles].filter(([part, depth]) => part.children && depth < 3 && part.children.length
+      + tiles.size <= tilesShown)
       .sort((a, b) => b[0].bytes - a[0].bytes)[0];
     if (!divisible) break;
     const [part, depth] = divisible;
@@ -36,7 +38,8 @@ function treemap(root, pick) {
   let chart = null;
   const refresh = () => {
     parts = partsOf(here());
-    crumbs.replaceChildren(...path.map((node, depth) => button(node === root ? 'whole' : shorten(printable(labelOf(node)), 60), () => {
+    crumbs.replaceChildren(...path.map((node, depth) => button(node === root ? 'whole'
+      : shorten(printable(labelOf(node)), 60), () => {
       path.length = depth + 1;
       refresh();
     }, { 'aria-current': node === here() ? 'true' : null })));
@@ -53,22 +56,23 @@ function treemap(root, pick) {
   const shareOf = (node) => percent(node.bytes / (here().bytes || 1));
   chart = new Chart({
     title: 'Bytes by module',
-    help: 'Blue tiles are modules; grey tiles are tensors. Click a module to open it. Keys: arrows to move, Enter to open, Backspace to go up.',
+    help: 'Blue tiles are modules; grey tiles are tensors. Click a module to open it. '
+      + 'Keys: arrows to move, Enter to open, Backspace to go up.',
     tools: crumbs,
     message: () => {
       const tile = parts.order.find((part) => !parts.inner.has(part));
-      return `${here() === root ? 'All modules' : printable(here().path)}: ${bytes(here().bytes)}.`
-        + (tile ? ` The largest tile is ${shorten(printable(tile.path), 80)} with ${shareOf(tile)}.` : '');
+      return `${here() === root ? 'All modules' : printable(labelOf(here(), 'path'))}: ${bytes(here().bytes)}.`
+        + (tile ? ` The largest tile is ${shorten(printable(labelOf(tile, 'path')), 80)} with ${shareOf(tile)}.` : '');
     },
     height: (width) => Math.min(Math.max(width * 0.42, 280), 460),
     items: {
       count: () => parts.order.length,
       describe: (index) => {
         const node = parts.order[index];
-        return [['', shorten(printable(node.path), 120)], ['Bytes', `${bytes(node.bytes)} (${shareOf(node)})`], ['Tensors', count(sum(node.rows, 'tensors'))]];
+        return [['', shorten(printable(labelOf(node, 'path')), 120)],
+          ['Bytes', `${bytes(node.bytes)} (${shareOf(node)})`], ['Tensors', count(sum(node.rows, 'tensors'))]];
       },
-      index: (event) => (event.data ? event.data.part : null),
-      target: (index) => ({ seriesIndex: 0, dataIndex: index + 1 }),  // 0 is the root
+      offset: 1,  // ECharts counts the root as well
       choose: (index) => open(parts.order[index]),
     },
     keys: {
@@ -78,28 +82,32 @@ function treemap(root, pick) {
       },
     },
     option: (colours) => {
-      const indexOf = new Map(parts.order.map((part, index) => [part, index]));
       const dataOf = (node) => parts.inner.get(node).map((part) => {
         const label = shorten(printable(labelOf(part)), 48);
         const isOuter = parts.inner.has(part);
         return {
-          name: label, value: part.bytes, part: indexOf.get(part), itemStyle: { color: part.children ? colours.tint(212) : colours.raised, borderColor: isOuter ? colours.line : colours.ground },
-          label: { formatter: () => `${label}\n${bytes(part.bytes)}` }, upperLabel: { show: isOuter, formatter: () => `${label} · ${bytes(part.bytes)}` },
-          children: isOuter ? dataOf(part) : undefined,
+          name: label, value: part.bytes, children: isOuter ? dataOf(part) : undefined,
+          itemStyle: { color: part.children ? colours.tint(212) : colours.raised, borderColor: isOuter ? colours.line
+            : colours.ground },
+          label: { formatter: () => `${label}\n${bytes(part.bytes)}` },
+          upperLabel: { show: isOuter, formatter: () => `${label} · ${bytes(part.bytes)}` },
         };
       });
       return {
         series: [{
-          type: 'treemap', left: 0, right: 0, top: 0, bottom: 0, roam: false, nodeClick: false, breadcrumb: { show: false }, sort: false,
-          itemStyle: { borderWidth: 1, gapWidth: 1 }, emphasis: { itemStyle: { borderColor: colours.text }, upperLabel: { show: true } },
-          label: { color: colours.text, fontSize: 11, lineHeight: 15, overflow: 'truncate', position: 'insideTopLeft', padding: [3, 5] },
+          type: 'treemap', left: 0, right: 0, top: 0, bottom: 0, roam: false, nodeClick: false,
+            breadcrumb: { show: false }, sort: false,
+          itemStyle: { borderWidth: 1, gapWidth: 1 }, emphasis: { itemStyle: { borderColor: colours.text },
+            upperLabel: { show: true } },
+          label: { color: colours.text, fontSize: 11, lineHeight: 15, overflow: 'truncate', position: 'insideTopLeft',
+            padding: [3, 5] },
           upperLabel: { color: colours.text, fontSize: 11, height: 20, padding: [0, 5] }, data: dataOf(here()),
         }],
       };
     },
     table: () => simpleTable('Bytes by module', [...here().children], [
       ['Module', 'label', 'name', (node) => (node.children
-        ? button(name(labelOf(node), 70), () => open(node), { class: 'plain' }) : name(node.label, 70))],
+        ? link(name(labelOf(node), 70), () => open(node)) : name(node.label, 70))],
       ['Bytes', 'bytes', 'bytes'], ['Share', (node) => node.bytes / (here().bytes || 1), 'share'],
       ['Tensors', (node) => sum(node.rows, 'tensors'), 'number'],
     ], { sort: 1, descending: true }),
@@ -113,9 +121,11 @@ function byteBars(title, parts) {
   const largest = Math.max(...parts.map(([, value]) => value), 1);
   const line = ([label, value, remark]) => make('li', {},
     make('span', { class: 'label' }, label),
-    make('span', { class: 'track', 'aria-hidden': 'true' }, make('span', { style: `width: ${(100 * value) / largest}%` })),
+    make('span', { class: 'track', 'aria-hidden': 'true' }, make('span',
+      { style: `width: ${(100 * value) / largest}%` })),
     make('span', { class: 'amount' }, bytesCell(value), ` · ${percent(value / total)}`, remark && ` · ${remark}`));
   const sorted = [...parts].sort((a, b) => b[1] - a[1]);
   return make('div', { class: 'bars' }, make('h4', {}, title), make('ul', {}, sorted.slice(0, 12).map(line)),
-    sorted.length > 12 && disclosure(`Show ${sorted.length - 12} more`, () => make('ul', {}, sorted.slice(12).map(line))));
+    sorted.length > 12 && disclosure(`Show ${sorted.length - 12} more`, () =>
+      make('ul', {}, sorted.slice(12).map(line))));
 }

@@ -5,71 +5,85 @@ function changedShare(version) {
 }
 
 function versionsSection(section) {
-  const { versions } = section;
-  const problems = (section.problems || []).length + versions.reduce((all, version) => all + version.problems.length, 0);
-  const { local } = section;
-  const listed = (title, names) => names && names.length > 0 && [make('h4', {}, title), make('ul', {}, names.map((item) => make('li', {}, name(item))))];
+  const { versions, local } = section;
+  const problems = section.problems.length + versions.reduce((all, version) => all + version.problems.length, 0);
+  const ofKind = (kind) => count(versions.filter((version) => version.kind === kind).length);
   const table = () => simpleTable('Versions', versions, [
-    ['Version', 'version', 'number'], ['Kind', 'kind', 'text', (version) => version.kind ?? make('strong', { class: 'bad' }, '✕ cannot be read')],
-    ['Base', 'base_version', 'number'], ['Begins at', 'begins_at', 'number'], ['Tensors', 'tensors', 'number'], ['Files', 'files', 'number'], ['Bytes', 'bytes', 'bytes'],
-    ['Changed', changedShare, 'share', (version) => make('span', { title: `${count(version.changed_elements)} of ${count(version.elements)}` }, percent(changedShare(version)))],
-    ['Encoding', 'encoding'], ['Published', 'published', 'time'], ['Publisher', 'publisher', 'name'], ['Ranks', 'ranks', 'number'], ['Digest', 'digest', 'name'],
-    ['Problems', (version) => version.problems.length, 'message', (version) => (version.problems.length ? make('ul', { class: 'bad' }, version.problems.map((text) => make('li', {}, say(text)))) : 'none')],
+    ['Version', 'version', 'number'], ['Kind', 'kind', 'text', (version) => version.kind ?? alarm('✕ cannot be read')],
+    ['Base', 'base_version', 'number'], ['Begins at', 'begins_at', 'number'], ['Tensors', 'tensors', 'number'],
+      ['Files', 'files', 'number'],
+    ['Bytes', 'bytes', 'bytes'], ['Changed', changedShare, 'share'], ['Elements', 'elements', 'number'],
+      ['Changed elements', 'changed_elements', 'number'],
+    ['Encoding', 'encoding'], ['Published', 'published', 'time'], ['Publisher', 'publisher', 'name'],
+      ['Ranks', 'ranks', 'number'], ['Digest', 'digest', 'name'],
+    ['Problems', (version) => version.problems.length, 'message', (version) =>
+      list(version.problems, (text) => alarm(say(text))) || 'none'],
   ], { sort: 0, descending: true });
   return [
     figures([
-      ['Versions', count(versions.length)], ['Full', count(versions.filter((version) => version.kind === 'full').length)],
-      ['Deltas', count(versions.filter((version) => version.kind === 'delta').length)], ['Bytes', bytesCell(sum(versions, 'bytes'))],
-      ['Checksums', section.verified ? 'verified' : 'not verified'], ['Problems', make('span', { class: problems ? 'bad' : 'good' }, count(problems))],
+      ['Versions', count(versions.length)], ['Full', ofKind('full')], ['Deltas', ofKind('delta')],
+        ['Bytes', bytesCell(sum(versions, 'bytes'))],
+      ['Checksums', section.verified ? 'verified' : 'not verified'], ['Problems', problems ? alarm(count(problems))
+        : '0'],
       local && ['Local copy', local.version === null ? 'no version' : `version ${local.version}`],
     ]),
-    make('p', { class: section.sound ? 'good' : 'bad' }, make('strong', {}, section.sound ? '✓ No problem was found.' : '✕ Problems were found.')),
-    (section.problems || []).length > 0 && labelled('Problems', make('ul', {}, section.problems.map((text) => make('li', {}, say(text))))),
-    versions.length > 0 && labelled('Timeline', versionTimeline(versions, table)),
-    versions.length > 0 && labelled('Versions', table()),
-    local && labelled('Local copy', definitions([['Path', say(local.path)], ['Version', local.version === null ? 'none' : count(local.version)],
-      ['A pull continues from it', local.has_record ? 'yes' : 'no'], ['Reason', local.reason ? say(local.reason) : null]])),
-    ((section.unfinished || []).length > 0 || (section.other_names || []).length > 0) && labelled('Other names', [
-      listed('Unfinished versions', section.unfinished), listed('Names that are not versions', section.other_names)]),
+    verdict(section.sound, 'No problem was found.', 'Problems were found.'),
+    part('Problems', list(section.problems, say)),
+    versions.length > 0 && part('Timeline', versionTimeline(versions, table)),
+    part('Versions', table()),
+    local && part('Local copy', definitions([['Path', say(local.path)],
+      ['Version', local.version === null ? 'none' : count(local.version)],
+      ['A pull continues from it', local.has_record ? 'yes' : 'no'], ['Reason', local.reason && say(local.reason)]])),
+    part('Unfinished versions', list(section.unfinished, name)),
+    part('Other names', list(section.other_names, name)),
   ];
 }
 
 function versionTimeline(versions, table) {
-  const placed = [...versions].filter((version) => version.published !== null && version.published !== undefined).sort((a, b) => a.published - b.published);
-  const form = (version) => (version.kind === null || version.problems.length ? 'bad' : version.kind);
-  const symbols = { full: 'rect', delta: 'triangle', bad: 'diamond' };
-  const full = placed.filter((version) => version.kind === 'full');
-  const deltas = placed.filter((version) => version.kind === 'delta');
-  const mean = (list) => list.reduce((all, version) => all + (version.bytes || 0), 0) / list.length;
-  const describe = (version) => [['', `Version ${version.version}`], ['Kind', version.kind ?? 'cannot be read'], ['Bytes', bytes(version.bytes)],
-    ['Changed', percent(changedShare(version))], ['Published', time(version.published)], ...(version.problems.length ? [['Problems', count(version.problems.length)]] : [])];
-  const points = (colours, valueOf) => placed.map((version) => ({
-    value: [version.published * 1000, valueOf(version)], symbol: symbols[form(version)], symbolSize: 10,
-    itemStyle: { opacity: 1, color: form(version) === 'bad' ? colours.bad : version.kind === 'full' ? colours.accent : colours.faint },
-  }));
+  const placed = versions.filter((version) => version.published !== null).sort((a, b) => a.published - b.published);
+  const symbols = { full: ['rect', 'accent'], delta: ['triangle', 'faint'], bad: ['diamond', 'bad'] };
+  const symbolOf = (version) => symbols[version.kind === null || version.problems.length ? 'bad' : version.kind];
+  const meanText = (kind, noun) => {
+    const some = placed.filter((version) => version.kind === kind);
+    return `${plural(some.length, noun)}${some.length ? ` with ${bytes(Math.round(sum(some, 'bytes') / some.length))} on average` : ''}`;
+  };
   return new Chart({
     title: 'Versions by time',
     help: 'Keys: arrows to move between the versions.',
-    legend: make('div', { class: 'legend' }, make('span', {}, '■ full'), make('span', {}, '▲ delta'), make('span', { class: 'bad' }, '◆ with problems')),
-    message: () => `${plural(full.length, 'full version')} and ${plural(deltas.length, 'delta')}.`
-      + (full.length && deltas.length ? ` A delta has ${bytes(Math.round(mean(deltas)))} on average, a full version ${bytes(Math.round(mean(full)))}.` : ''),
+    legend: legendOf('■ full', '▲ delta', '◆ with problems'),
+    message: () => `${meanText('full', 'full version')}; ${meanText('delta', 'delta')}.`,
     leastWidth: 420,
     height: () => 340,
-    items: { count: () => placed.length, describe: (index) => describe(placed[index]), target: (index) => ({ seriesIndex: 0, dataIndex: index }) },
+    items: {
+      count: () => placed.length,
+      describe: (index) => {
+        const version = placed[index];
+        return [['', `Version ${version.version}`], ['Kind', version.kind ?? 'cannot be read'],
+          ['Bytes', bytes(version.bytes)], ['Changed', percent(changedShare(version))],
+          ['Published', time(version.published)], version.problems.length > 0
+            && ['Problems', count(version.problems.length)]];
+      },
+    },
     option: (colours) => {
-      const room = { min: ({ min, max }) => min - (max - min || 6e4) * 0.03, max: ({ min, max }) => max + (max - min || 6e4) * 0.05 };
-      const side = { splitLine: { show: true, lineStyle: { color: colours.line } }, nameLocation: 'end', nameTextStyle: { align: 'left', color: colours.faint } };
+      const sides = [{ name: 'Bytes', type: 'log', axisLabel: { formatter: bytes } },
+        { name: 'Changed share', min: 0, max: 1, axisLabel: { formatter: percent } }];
+      const values = [(version) => version.bytes || null, changedShare];
       return {
         grid: [{ left: 70, right: 24, top: 30, height: 140 }, { left: 70, right: 24, top: 214, height: 84 }],
-        xAxis: [axis(colours, { type: 'time', gridIndex: 0, axisLabel: { show: false }, ...room }), axis(colours, { type: 'time', gridIndex: 1, axisLabel: { hideOverlap: true }, ...room })],
-        yAxis: [axis(colours, { ...side, type: 'log', name: 'Bytes', gridIndex: 0, axisLabel: { formatter: bytes } }),
-          axis(colours, { ...side, type: 'value', name: 'Changed share', min: 0, max: 1, gridIndex: 1, axisLabel: { formatter: percent } })],
-        series: [
-          { type: 'scatter', xAxisIndex: 0, yAxisIndex: 0, data: points(colours, (version) => version.bytes || null), labelLayout: { hideOverlap: true },
-            label: { show: true, position: 'top', color: colours.text, fontSize: 10, formatter: ({ dataIndex }) => String(placed[dataIndex].version) },
-            emphasis: { itemStyle: { borderColor: colours.text, borderWidth: 2 } } },
-          { type: 'scatter', xAxisIndex: 1, yAxisIndex: 1, data: points(colours, changedShare), emphasis: { itemStyle: { borderColor: colours.text, borderWidth: 2 } } },
-        ],
+        xAxis: [0, 1].map((gridIndex) => timeAxis(colours, { gridIndex,
+          axisLabel: { show: gridIndex === 1, hideOverlap: true } })),
+        yAxis: sides.map((side, gridIndex) => axis(colours, { gridIndex, splitLine: gridLine(colours),
+          nameTextStyle: { align: 'left', color: colours.faint }, ...side })),
+        series: values.map((valueOf, index) => ({
+          type: 'scatter', xAxisIndex: index, yAxisIndex: index, labelLayout: { hideOverlap: true },
+            emphasis: { itemStyle: { borderColor: colours.text, borderWidth: 2 } },
+          label: { show: index === 0, position: 'top', color: colours.text, fontSize: 10, formatter: ({ dataIndex }) =>
+            String(placed[dataIndex].version) },
+          data: placed.map((version) => ({
+            value: [version.published * 1000, valueOf(version)], symbol: symbolOf(version)[0], symbolSize: 10,
+            itemStyle: { opacity: 1, color: colours[symbolOf(version)[1]] },
+          })),
+        })),
       };
     },
     table,
