@@ -39,7 +39,15 @@ function showReport(data) {
     const heading = make('h2', { id: `section-${index + 1}-title` }, make('span', { class: 'kind' },
       known.title(section)), ' ', name(subject, 120));
     const element = make('section', { id: `section-${index + 1}`, class: `section ${section.section}`,
-      'aria-labelledby': heading.id }, heading, known.view(section));
+      'aria-labelledby': heading.id }, heading);
+    try {
+      add(element, known.view(section));
+    } catch (error) {
+      // The other sections remain usable, and the tests see the message.
+      console.error(error);
+      const message = `The page cannot show this section: ${error.message}. The data in this file is complete.`;
+      add(element, paragraph(say(message), 'bad'));
+    }
     content.append(element);
     const inner = [...element.querySelectorAll(':scope > .part')];
     inner.forEach((part, place) => { part.id = `${element.id}-${place + 1}`; });
