@@ -50,7 +50,7 @@ def model(rows, path="llama-8b", **more):
     section = {
         "section": "model", "path": path, "kind": "model", "facts": {}, "tensors": total(rows,
             "tensors"), "bytes": total(rows, "bytes"),
-        "not_readable": 0, "not_selected": 0, "metadata": {"format": "pt"},
+        "not_readable": 0, "not_selected": 0, "metadata": {"format": "pt"}, "metadata_left_out": 0,
         "files": [{"path": f"model-{file + 1:05}-of-{len(files):05}.safetensors", **sums(of_file(file))}
             for file in files],
         "dtypes": {dtype: sums([row for row in rows if row["dtype"] == dtype]) for dtype in dtypes},
@@ -141,7 +141,7 @@ def shards(tensor_parallel=4, stages=2):
     groups.append({"name": "amax", "tensors": 4, "shape": [1], "dim": None, "units": 1,
         "held": [{"rank": rank, "from": 0, "to": 1} for rank in range(8)], "combine": "max"})
     parts = {"direction": "joined", "layout": "tp=4,pp=2", "plan": "llama", "ranks": tensor_parallel * stages,
-        "groups": groups}
+        "groups": groups, "groups_left_out": 0, "tensors_left_out": 2}
     return report(model(rows, "shards", kind="shards", parts=parts, facts={"layout": "tp=4,pp=2", "ranks": 8}))
 
 
@@ -176,7 +176,7 @@ def hostile():
     text = HOSTILE + "\u202e"
     problems = [{"defect": "file", "file": text, "tensor": text, "message": text}]
     section = model(rows, text, verify=verify(problems, [text], [{"name": text, "reason": text}]),
-        metadata={text: text, "big": None}, facts={text: text},
+        metadata={text: text}, metadata_left_out=7, facts={text: text},
                     config={text: [text, None, {"<img src=x onerror=alert(1)>": math.pi}], "__proto__": {"x": 1},
                         "deep": {"a": {"b": {"c": [1, 2, 3]}}}},
                     config_bytes=10, issues=[{"kind": "name", "tensor": text, "message": text},
@@ -281,11 +281,11 @@ def trace(name="forward", processes=8, steps=20):
         now = end + 0.002
     rng.shuffle(spans)
     ranks = [
-        {"rank": rank, "host": f"node{rank // 4}", "pid": 4000 + rank, "job": "3f2a", "clock_offset": rank * 1e-6,
+        {"rank": 100 + rank, "host": f"node{rank // 4}", "pid": 4000 + rank, "job": "3f2a", "clock_offset": rank * 1e-6,
             "spans": steps * 4, "open": int(rank == 5),
          "seconds": 0.2, "waiting": 0.0 if rank == 3 else 0.12, "caused": 0.8 if rank == 3 else 0.01 * rank,
          "longest_wait": None if rank == 3 else 0.009,
-         "longest_operation": None if rank == 3 else name, "longest_for": None if rank == 3 else 3}
+         "longest_operation": None if rank == 3 else name, "longest_for": None if rank == 3 else 103}
         for rank in range(processes)
     ]
     times = [{"step": name, "iterations": [steps] * processes, "mean": [0.012 + 0.001 * rank

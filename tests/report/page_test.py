@@ -226,7 +226,7 @@ def check_details(checks, row, detail, section):
             "Largest absolute difference": "absolute", "Largest relative difference": "relative"}
     elif section["has_values"]:
         names |= {"Values": "values", "Minimum": "minimum", "Maximum": "maximum", "Mean": "mean",
-            "Deviation": "deviation", "Zeros": "zeros", "NaN": "nans", "Infinities": "infinities"}
+            "Standard deviation": "deviation", "Zeros": "zeros", "NaN": "nans", "Infinities": "infinities"}
         if row["histogram"] and row["minimum"] not in (None, "-inf"):
             counts = [count for count in row["histogram"]]
             detail.locator("figure .canvas svg").wait_for(state="attached")
@@ -265,14 +265,20 @@ def check_tables(checks, page, section, element):
             checks.equal(sorted(titles("States", "Bytes")), sorted(f"{state['bytes']:,} bytes" for state in states),
                 "bytes of the states")
         checks.equal(sorted(titles("Jobs", "Job")), sorted(job["job"] for job in section["jobs"]), "jobs")
+    if section.get("metadata_left_out"):
+        checks.that(f"{section['metadata_left_out']} metadata" in element.inner_text(), "items that are left out")
     if section["section"] == "trace" and section["ranks"]:
-        for column, key in (("In calls", "seconds"), ("Waiting", "waiting"), ("Caused", "caused"),
+        for column, key in (("In calls", "seconds"), ("Waiting", "waiting"), ("Waits caused", "caused"),
             ("Longest wait", "longest_wait")):
             checks.equal(seconds(titles("Ranks", column)), exact(rank[key] for rank in section["ranks"]),
                 f"column {column} of the ranks")
         if section["slowest"]:
             checks.equal(seconds(titles("Slowest operations", "Duration")),
                 exact(item["seconds"] for item in section["slowest"]), "slowest operations")
+            table = element.locator(".table", has=page.locator("caption:text-is('Slowest operations')"))
+            awaited = [str(section["ranks"][item["awaited"]]["rank"]) for item in section["slowest"]]
+            checks.equal(sorted(table.locator("tbody tr > td:last-child").all_inner_texts()), sorted(awaited),
+                "ranks for which the slowest operations waited")
     if section["section"] == "versions" and section["versions"]:
         checks.equal(sorted(titles("Versions", "Bytes"))[:500], sorted(f"{version['bytes']:,} bytes"
             if version["bytes"] is not None else "–" for version in section["versions"])[:500], "bytes of the versions")
@@ -403,7 +409,7 @@ def check_heat_map(checks, browser, path):
                 f"the message names the value {value}")
             drawings.add(figure.locator(".canvas svg").inner_html())
         checks.that(len(drawings) >= 6, "each value has another drawing")
-        figure.locator("select").first.select_option("Deviation")
+        figure.locator("select").first.select_option("Standard deviation")
         figure.locator("select").nth(1).select_option("map")
         figure.locator(".plot").focus()
         for key in ("Home", "ArrowDown", "ArrowRight", "ArrowRight"):
@@ -440,8 +446,8 @@ def check_pooling(checks, browser, path):
         checks.equal(float(titles["Min"]), min(row["minimum"] for row in rows), "minimum")
         checks.equal(float(titles["Max"]), max(row["maximum"] for row in rows), "maximum")
         checks.that(math.isclose(float(titles["Mean"]), mean, rel_tol=1e-9), f"mean {titles['Mean']}, expected {mean}")
-        checks.that(math.isclose(float(titles["Deviation"]), deviation, rel_tol=1e-9),
-            f"deviation {titles['Deviation']}, expected {deviation}")
+        checks.that(math.isclose(float(titles["Std. deviation"]), deviation, rel_tol=1e-9),
+            f"deviation {titles['Std. deviation']}, expected {deviation}")
         checks.equal(number(titles["NaN"]), sum(row["nans"] for row in rows), "NaN")
 
 
@@ -525,7 +531,7 @@ def check_large(checks, browser, path):
         part.locator("input[type=search]").fill("up_proj")
         part.locator("text=rows of 8,000 match").wait_for()
         checks.equal(part.locator("tbody tr").count(), 500, "lines at first")
-        part.get_by_role("button", name="Show 500 more").click()
+        part.get_by_role("button", name="Show more rows").click()
         checks.equal(part.locator("tbody tr").count(), 1000, "lines after more")
         checks.that("--select 'model.extra.*.scale'" in part.inner_text(), "the command for details")
         checks.that("'moe model'\\''s'" in part.locator("code").first.inner_text(), "the path is quoted")

@@ -40,7 +40,7 @@ function diffDetails(row, section) {
       ['NaN on one side only', count(row.nans)], ['Largest absolute difference', exact(row.absolute)],
       ['Largest relative difference', exact(row.relative)],
     ]),
-    isPattern && commandNote(`This row represents ${plural(row.tensors, 'tensor')}. This command prints each difference:`,
+    isPattern && commandNote(`This row represents ${plural(row.tensors, 'tensor')}. This command prints the differences of all tensors:`,
       `muster diff ${shellQuoted(section.a)} ${shellQuoted(section.b)} --json`),
   ];
 }
@@ -62,7 +62,7 @@ function diffSection(section) {
       ['A', 'a', 'name', { leaf: true }], ['B', 'b', 'name', { leaf: true }], ['Bytes', 'bytes', 'bytes'],
       ['Compared', 'compared', 'number'], ['Differing', 'differing', 'number'],
         ['Share', 'differing', 'share', { value: differingShare }],
-      ['NaN', 'nans', 'alarm'], ['Absolute', 'absolute', 'value'], ['Relative', 'relative', 'value'],
+      ['NaN', 'nans', 'alarm'], ['Largest absolute', 'absolute', 'value'], ['Largest relative', 'relative', 'value'],
     ]),
   });
   const map = differs && heatMap({ title: 'Differences by layer and kind', rows, pool: poolDiff, values: diffValues,
@@ -75,7 +75,8 @@ function diffSection(section) {
   const text = (value) => (value === null || typeof value === 'string' ? value : JSON.stringify(value));
   return [
     definitions([['A', say(section.a)], ['B', say(section.b)]]),
-    verdict(section.same, 'A and B are the same.', 'A and B differ.'),
+    verdict(section.same, 'A and B are the same.', section.not_compared > 0 && !section.different_tensors && !files.length
+      && !configs.length ? 'The compared data is the same, but some data cannot be read.' : 'A and B differ.'),
     figures([
       ['Compared tensors', count(section.tensors)], ['Different tensors', count(section.different_tensors)],
       ['Bytes', bytesCell(section.bytes)], ['Differing files', `${count(files.length)} of ${count(section.files)}`],

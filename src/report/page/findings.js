@@ -2,16 +2,16 @@
 
 const remedies = {
   file: 'Copy the file again from its source. If the source is damaged as well, use another copy or an earlier step.',
-  missing: 'Copy the missing file or the missing rank. If a job did not write it, use an earlier step (muster ls).',
+  missing: 'Copy the missing file. If the job never wrote it, use an earlier step; muster ls lists the steps.',
   not_indexed: 'Add the tensor or the file to the index, or remove the file if it belongs to another model.',
   duplicate: 'Keep one of the copies, and remove the other one.',
-  index: 'Copy the index again, or write the model anew with muster export.',
-  numbering: 'Remove the files of the other set, or copy the complete set into an empty directory.',
+  index: 'Copy the index again. If its source is damaged, export the model again from a complete source.',
+  numbering: 'The directory has files of two sets, or a part of one. Copy one complete set into an empty directory.',
   mismatch: 'Do not mix files of different jobs or models. Copy the files of one job, with its config.json.',
   checksum: 'The bytes have changed since they were written. Copy the file again, and run muster verify. '
     + 'After an intended change, run muster verify --write-checksums.',
-  leftover: 'The process has ended. muster gc removes its files.',
-  unreadable: 'Open the dataset with the program that wrote it. Muster does not read this kind.',
+  leftover: 'A process ended and left this file behind. muster gc removes such files.',
+  unreadable: 'Muster cannot read this kind of HDF5 dataset. Convert it with the program that wrote it.',
 };
 
 function verdict(isGood, good, bad) {
@@ -25,10 +25,9 @@ function problemsOf(verify) {
 function findings(section) {
   const { verify, issues } = section;
   const titled = (title, content) => content && [make('h4', {}, title), content];
-  const leftOut = (left, text) => left > 0 && paragraph(`${plural(left, 'more', 'more')} not listed. ${text}`);
   const checks = verify && (!verify.has_checksums ? 'There are no checksums.'
     : verify.checked ? `${plural(verify.checked, 'tensor')} compared with checksums.`
-      : 'Checksums exist; they were not checked.');
+      : 'The file has checksums, which this report did not check. --checksums checks them.');
   return [
     verify && [verdict(verify.good, 'verify: no problem found.', `verify: ${plural(problemsOf(verify), 'problem')}.`),
       paragraph(checks)],
@@ -37,12 +36,10 @@ function findings(section) {
       ['Remedy', (problem) => remedies[problem.defect], 'message'],
       ['Place', (problem) => problem.tensor ?? problem.file, 'name', ({ file, tensor }) =>
         [file, tensor].filter(Boolean).map((text) => make('div', {}, name(text)))]]),
-    verify && leftOut(verify.problems_left_out, 'muster verify lists the first 10,000.'),
     titled('Issues', simpleTable('Issues', issues, [['Kind', 'kind'], ['Message', 'message', 'message'],
       ['Tensor', 'tensor', 'name']])),
-    leftOut(section.issues_left_out, 'muster show --check lists all issues.'),
     verify && titled('Notes', list(verify.notes, say)),
-    verify && titled('Data that does not belong to it', list(verify.left_out, (item) =>
+    verify && titled('Data that does not belong to the model', list(verify.left_out, (item) =>
       [name(item.name), ': ', say(item.reason)])),
   ];
 }
@@ -53,13 +50,12 @@ function factsOf(section) {
     const pairs = Object.entries(object || {});
     return pairs.length > 0 && definitions(pairs.map(([key, value]) => [say(key), show(value)]));
   };
-  const metadata = entries(section.metadata, (text) => (text === null ? 'more than 4,000 bytes, not in this file'
-    : make('pre', {}, text.split('\n').map(printable).join('\n'))));
+  const metadata = entries(section.metadata, (text) => make('pre', {}, text.split('\n').map(printable).join('\n')));
   return [
     entries(section.facts, (value) => say(typeof value === 'object' ? JSON.stringify(value) : value)),
     metadata && [make('h4', {}, 'Metadata'), metadata],
     section.config_bytes > 0 && [make('h4', {}, 'Config'), section.config !== null ? treeView(section.config)
-      : paragraph(`The config has ${count(section.config_bytes)} bytes and is not in this file. muster show --config prints it.`)],
+      : paragraph(`The config of ${count(section.config_bytes)} bytes is too large for this file. muster show --config prints it.`)],
   ];
 }
 

@@ -85,7 +85,7 @@ function heatMap({ title, rows, pool, values, marks, perKind = false, table }) {
         .map((cell) => {
           const place = high > low ? (scaled(valueOf(cell)) - low) / (high - low) : 0.5;
           const notes = [marks(cell.pool), outliers.has(cell) && { ring: true,
-            text: 'far from the other layers' }].filter(Boolean);
+            text: 'differs strongly from the other layers of its kind' }].filter(Boolean);
           return { ...cell, x: columns.get(cell.layer), y, place: Number.isFinite(valueOf(cell)) ? place : null,
             notes };
         });
@@ -133,7 +133,7 @@ function heatMap({ title, rows, pool, values, marks, perKind = false, table }) {
     tools: [
       choice('Value', values.map((value) => [value.title, value.title]), values[0].title,
         (picked) => refresh({ value: values.find((value) => value.title === picked) })),
-      choice('Colours', [['kind', 'for each kind'], ['map', 'for the whole map']], perKind ? 'kind' : 'map',
+      choice('Range of colours', [['kind', 'separate for each kind'], ['map', 'the same for all kinds']], perKind ? 'kind' : 'map',
         (picked) => refresh({ perKind: picked === 'kind' })),
       pages.length > 1 && choice('Layers', pages.map((first) => [first, pageText(first)]), 0, (first) =>
         refresh({ first: Number(first) })),
@@ -141,7 +141,8 @@ function heatMap({ title, rows, pool, values, marks, perKind = false, table }) {
     message: () => {
       const hidden = all.kinds.length - ordered.length;
       return `${state.value.title} of ${plural(ordered.length, 'kind')} of tensors in ${plural(numbered.length, 'layer')}.`
-        + (hidden ? ` ${plural(hidden, 'further kind')} not shown.` : '')
+        + (hidden ? ` The map shows the kinds with most layers; the table Tensors also has ${plural(hidden, 'further kind')}.` : '')
+        + (pages.length > 1 ? ` Of the layers ${pageText(state.first)}:` : '')
         + notesShown().filter(({ note }) => !note.usual).map(({ note, cells }) =>
           ` ${plural(cells.length, 'cell')}: ${note.text}.`).join('');
     },

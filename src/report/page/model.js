@@ -5,7 +5,7 @@ const magnitude = (pool) => (pool.minimum === null ? null : Math.max(Math.abs(po
 const zeroShare = (pool) => (pool.values ? pool.zeros / pool.values : null);
 
 const modelValues = [
-  { title: 'Deviation', of: (pool) => pool.deviation, text: short, steps: true },
+  { title: 'Standard deviation', of: (pool) => pool.deviation, text: short, steps: true },
   { title: 'Mean', of: (pool) => pool.mean, text: short, both: true },
   { title: 'Minimum', of: (pool) => pool.minimum, text: short, both: true },
   { title: 'Maximum', of: (pool) => pool.maximum, text: short, both: true },
@@ -36,9 +36,9 @@ function modelColumns(section) {
     ...(section.has_values ? [
       ['Distribution', 'deviation', 'text',
         { leaf: true, cell: (row) => sparkline(row.histogram),
-          hint: 'From the minimum to the maximum. Sorts by the deviation' }],
+          hint: 'Histogram from the minimum to the maximum. Sorts by the standard deviation' }],
       ['Min', 'minimum', 'value'], ['Max', 'maximum', 'value'], ['Mean', 'mean', 'value'],
-        ['Deviation', 'deviation', 'value'],
+        ['Std. deviation', 'deviation', 'value'],
       ['Zeros', 'zeros', 'share', { value: zeroShare }], ['NaN', 'nans', 'alarm'], ['Inf', 'infinities', 'alarm'],
     ] : []),
     section.files.length > 1 && ['File', 'file', 'name', { leaf: true, value: fileOf }],
@@ -62,14 +62,15 @@ function modelSection(section) {
     figures([
       ['Tensors', count(section.tensors)], ['Bytes', bytesCell(section.bytes)],
       ['Dtypes', dtypes.map(([dtype], index) => [index ? ', ' : '', say(dtype)])],
-        ['Files', count(section.files.length)],
+        section.files.length > 0 && ['Files', count(section.files.length)],
       section.has_values && ['With NaN or infinities', bad.length
-        ? link(plural(sum(bad, 'tensors'), 'tensor'), () => table.pick(bad, 'with NaN or infinities')) : 'none'],
+        ? link(plural(bad.length, several.length ? 'row' : 'tensor'), () => table.pick(bad, 'with NaN or infinities')) : 'none'],
       section.verify && ['Problems', problems ? alarm(count(problems)) : '0'],
+      ['Issues', count(section.issues.length + section.issues_left_out)],
       section.not_readable > 0 && ['Cannot be read', plural(section.not_readable, 'tensor')],
       section.not_selected > 0 && ['Not selected', plural(section.not_selected, 'tensor')],
     ]),
-    !section.has_values && paragraph('The report has no values of tensors, because it was written with --no-values.',
+    !section.has_values && paragraph('This report has no statistics. Write it again without --no-values to see them.',
       'note'),
     part('Findings', findings(section)),
     rows.length > 0 && part('Sizes', rows.length > 1 && treemap(moduleTree(rows), (row) =>
@@ -81,7 +82,7 @@ function modelSection(section) {
       table })),
     part('Tensors', several.length > 0 && commandNote(
       `Rows with * in the name: ${count(several.length)}. They represent several tensors, ${count(sum(several, 'tensors'))} in all. `
-      + 'Choose some of them for a detailed report:', reportCommand(section.path, several[0].name)), table.element),
+      + 'To see each tensor of a row, run this command with its pattern and your other options:', reportCommand(section.path, several[0].name)), table.element),
     section.parts && part('Parts of the ranks', partsView(section.parts)),
     part('Facts', factsOf(section)),
   ];

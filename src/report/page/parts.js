@@ -32,7 +32,7 @@ function groupDrawing(group, ranks) {
     plural(group.tensors, 'tensor'), shapeText(group.shape),
     group.dim === null ? 'not cut' : `cut along dimension ${group.dim} into ${plural(parts, 'part')}`,
     held.size === ranks ? 'on all ranks' : `on ${ranksText([...held.keys()])}`,
-    copies > 1 && plural(copies, 'copy', 'copies'), group.combine !== 'copy' && `combined by ${group.combine}`,
+    copies > 1 && `${plural(copies, 'rank')} with the same part`, group.combine !== 'copy' && `parts are combined by ${group.combine}`,
   ];
   return make('figure', { class: 'card' },
     make('figcaption', {}, make('strong', {}, name(group.name)), make('span', {}, facts.filter(Boolean).join(', '))),
@@ -42,7 +42,7 @@ function groupDrawing(group, ranks) {
     }, bars));
 }
 
-function partsView({ direction, layout, plan, ranks, groups }) {
+function partsView({ direction, layout, plan, ranks, groups, tensors_left_out: undrawn }) {
   const state = { text: '', way: 'all', limit: groupsShown };
   const cards = make('div', { class: 'cards' });
   const note = make('p', { class: 'faint', role: 'status' });
@@ -65,9 +65,10 @@ function partsView({ direction, layout, plan, ranks, groups }) {
   render();
   onColours(() => render());
   return [
-    paragraph(`${direction === 'cut' ? 'The model is whole. The drawing shows how this layout would cut it.'
-      : 'The drawing shows the parts in the shards of the ranks.'} Each line is a rank,
-        and its width is the whole tensor. Ranks without a bar do not have the tensor.`),
+    paragraph(`${direction === 'cut' ? 'The drawings show how this layout would cut the model.'
+      : 'The drawings show the parts in the shards of the ranks.'} Each line is a rank. `
+      + 'The coloured part is what the rank has of the tensor. A rank without colour has nothing of it.'),
+    undrawn > 0 && paragraph(`${plural(undrawn, 'tensor')} not drawn: the parts are not ranges along one dimension.`),
     definitions([['Layout', say(layout)], ['Plan', say(plan)], ['Ranks', count(ranks)],
       ['Groups of tensors', count(groups.length)]]),
     tools(nameFilter((text) => render({ text })), choice('Groups', Object.keys(ways).map((way) => [way, way]), 'all',

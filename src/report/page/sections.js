@@ -15,12 +15,27 @@ const sections = {
   versions: { title: () => 'Versions', subject: (section) => section.source, view: versionsSection },
 };
 
+/** Names the items that the limits of a report leave out. */
+function omitted(section) {
+  const found = [];
+  const search = (value) => {
+    if (value === null || typeof value !== 'object') return;
+    for (const [key, item] of Object.entries(value)) {
+      if (/^(?!tensors|spans).*_left_out$/.test(key) && item > 0) {
+        found.push(`${count(item)} ${key.replace(/_left_out$/, '').replaceAll('_', ' ')}`);
+      } else if (key !== 'rows' && key !== 'spans' && key !== 'config') search(item);
+    }
+  };
+  search(section);
+  return found.length > 0 && paragraph(`This file leaves out further items: ${found.join(', ')}.`, 'note');
+}
+
 function showReport(data) {
   const content = document.getElementById('sections');
   const list = document.getElementById('contents');
   if (data.format !== 'muster-report' || data.format_version !== 1) {
     content.append(make('p', { class: 'bad', role: 'alert' },
-      'The data of this file is not a report of format version 1.'));
+      'This page cannot show its data. Write the report again with muster report.'));
     return;
   }
   const subjects = data.sections.map((section) => (sections[section.section]
@@ -42,6 +57,7 @@ function showReport(data) {
       'aria-labelledby': heading.id }, heading);
     try {
       add(element, known.view(section));
+      add(element, omitted(section));
     } catch (error) {
       // The other sections remain usable, and the tests see the message.
       console.error(error);

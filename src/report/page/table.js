@@ -21,7 +21,7 @@ class DataTable {
     });
     this.body = make('tbody');
     this.note = make('p', { class: 'faint', role: 'status' });
-    this.more = button(`Show ${firstLines} more`, () => this.showMore(), { hidden: true });
+    this.more = button('Show more rows', () => this.showMore(), { hidden: true });
     this.element = make('div', { class: 'table' },
       make('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': label },
         make('table', { class: children ? 'tree' : null }, make('caption', { class: 'hidden' }, label),
@@ -111,7 +111,7 @@ class DataTable {
     if (!lines.length) this.body.append(make('tr', {}, make('td', { colspan: this.columns.length, class: 'faint' },
       this.empty)));
     this.more.hidden = shown.length === lines.length;
-    this.note.textContent = this.more.hidden ? '' : `Showing ${count(shown.length)} of ${count(lines.length)} lines.`;
+    this.note.textContent = this.more.hidden ? '' : `Showing ${count(shown.length)} of ${count(lines.length)} rows.`;
     if (button) button.focus();
   }
 

@@ -32,7 +32,7 @@ function histogramChart(row) {
       chart.update();
     }),
     message: () => `${plural(sum(bins, 'value'), 'finite value')} in ${plural(bins.length, 'bin')}. `
-      + `The largest bin is ${range(largest)} with ${count(largest.value)}.`,
+      + `The fullest bin, ${range(largest)}, has ${plural(largest.value, 'value')}.`,
     height: () => 200,
     items: { count: () => bins.length, describe: (index) => [['Values', range(bins[index])],
       ['Count', count(bins[index].value)]] },
@@ -55,6 +55,10 @@ function histogramChart(row) {
   return chart.element;
 }
 
+const outlierReasons = {
+  nan: 'has NaN', infinite: 'has infinities', zero: 'all values are zero', largest: 'has the largest magnitude',
+};
+
 /** Returns everything that is known about a row of a model. */
 function tensorDetails(row, section) {
   const file = section.files[row.file];
@@ -66,12 +70,14 @@ function tensorDetails(row, section) {
       ['Shape', shapeText(row.shape)], ['Bytes', count(row.bytes)], file && ['File', say(file.path)],
       ...(section.has_values ? [
         ['Values', count(row.values)], ['Minimum', exact(row.minimum)], ['Maximum', exact(row.maximum)],
-        ['Mean', exact(row.mean)], ['Deviation', exact(row.deviation)],
+        ['Mean', exact(row.mean)], ['Standard deviation', exact(row.deviation)],
         ['Zeros', `${count(row.zeros)}${row.values ? ` (${percent(row.zeros / row.values)})` : ''}`],
         ['NaN', count(row.nans)], ['Infinities', count(row.infinities)],
       ] : []),
     ]), section.has_values && histogramChart(row)),
-    isPattern && commandNote(`This row represents ${plural(row.tensors, 'tensor')}. This command writes a report with each of them:`,
-      reportCommand(section.path, row.name)),
+    row.outliers && row.outliers.length > 0 && [make('h4', {}, 'Tensors that differ from the others'),
+      list(row.outliers, ({ name: tensor, reason }) => [name(tensor), `: ${outlierReasons[reason] || reason}`])],
+    isPattern && commandNote(`This row represents ${plural(row.tensors, 'tensor')}. To see each of them, run this `
+      + 'command with your other options:', reportCommand(section.path, row.name)),
   ];
 }

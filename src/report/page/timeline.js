@@ -53,7 +53,7 @@ function traceTimeline(section, spans) {
     const swatch = (colour, className) => make('i', { class: `swatch ${className}`, style: `background: ${colour}` });
     legend.replaceChildren(legendOf(
       ...[...new Set(shown.map((span) => span.kind))].map((kind) => [swatch(fillOf(kind, palette()), ''), ` ${kind}`]),
-      awaited.length > 0 && make('strong', {}, 'Waits (low, hatched) for:'),
+      awaited.length > 0 && make('strong', {}, 'A hatched bar is a wait for:'),
       ...awaited.slice(0, 16).map((process) => [swatch(palette().strong(hueOf(process)), 'wait'),
         ` ${rankName(process)}`]),
       awaited.length > 16 && `and ${plural(awaited.length - 16, 'more rank')}`));
@@ -63,14 +63,14 @@ function traceTimeline(section, spans) {
   const blamed = mostWaitedFor(section.ranks);
   const chart = new Chart({
     title: 'Timeline of the ranks', legend,
-    help: 'To zoom, use the wheel with Ctrl, or after a click into the chart. Drag to move. '
-      + 'Keys: + and - to zoom, arrows to move, 0 for all.',
+    help: 'Ctrl and the wheel zoom; after a click into the chart, the wheel alone zooms. Drag to move. '
+      + 'Keys: + and - zoom, arrows move, 0 shows everything.',
     tools: [button('Zoom in', shift(0.25, 0.25)), button('Zoom out', shift(-0.5, -0.5)),
       button('Earlier', shift(-0.5, 0.5)),
       button('Later', shift(0.5, -0.5)), button('All', whole)],
     message: () => `${plural(shown.length, 'span')} of ${plural(section.ranks.length, 'rank')} in ${duration(total)}.`
       + (blamed ? ` The other ranks waited most for rank ${blamed.rank}: ${duration(blamed.caused)}.` : '')
-      + (section.spans_left_out ? ` The ${plural(section.spans_left_out, 'shortest span')} are not in this file.` : ''),
+      + (section.spans_left_out ? ` This file leaves out ${plural(section.spans_left_out, 'short span')}.` : ''),
     leastWidth: 480,
     height: () => lanes.length * 18 + 84,
     keys: {

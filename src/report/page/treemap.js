@@ -38,7 +38,7 @@ function treemap(root, pick) {
   let chart = null;
   const refresh = () => {
     parts = partsOf(here());
-    crumbs.replaceChildren(...path.map((node, depth) => button(node === root ? 'whole'
+    crumbs.replaceChildren(...path.map((node, depth) => button(node === root ? 'whole model'
       : shorten(printable(labelOf(node)), 60), () => {
       path.length = depth + 1;
       refresh();
@@ -56,11 +56,12 @@ function treemap(root, pick) {
   const shareOf = (node) => percent(node.bytes / (here().bytes || 1));
   chart = new Chart({
     title: 'Bytes by module',
-    help: 'Blue tiles are modules; grey tiles are tensors. Click a module to open it. '
+    help: 'Click a blue tile to open its module, and a grey tile to list its tensor. '
       + 'Keys: arrows to move, Enter to open, Backspace to go up.',
     tools: crumbs,
     message: () => {
-      const tile = parts.order.find((part) => !parts.inner.has(part));
+      const tile = parts.order.filter((part) => !parts.inner.has(part))
+        .reduce((best, part) => (!best || part.bytes > best.bytes ? part : best), null);
       return `${here() === root ? 'All modules' : printable(labelOf(here(), 'path'))}: ${bytes(here().bytes)}.`
         + (tile ? ` The largest tile is ${shorten(printable(labelOf(tile, 'path')), 80)} with ${shareOf(tile)}.` : '');
     },

@@ -10,7 +10,7 @@ function versionsSection(section) {
   const ofKind = (kind) => count(versions.filter((version) => version.kind === kind).length);
   const table = () => simpleTable('Versions', versions, [
     ['Version', 'version', 'number'], ['Kind', 'kind', 'text', (version) => version.kind ?? alarm('✕ cannot be read')],
-    ['Base', 'base_version', 'number'], ['Begins at', 'begins_at', 'number'], ['Tensors', 'tensors', 'number'],
+    ['Base', 'base_version', 'number'], ['Chain begins at', 'begins_at', 'number'], ['Tensors', 'tensors', 'number'],
       ['Files', 'files', 'number'],
     ['Bytes', 'bytes', 'bytes'], ['Changed', changedShare, 'share'], ['Elements', 'elements', 'number'],
       ['Changed elements', 'changed_elements', 'number'],
@@ -23,17 +23,17 @@ function versionsSection(section) {
     figures([
       ['Versions', count(versions.length)], ['Full', ofKind('full')], ['Deltas', ofKind('delta')],
         ['Bytes', bytesCell(sum(versions, 'bytes'))],
-      ['Checksums', section.verified ? 'verified' : 'not verified'], ['Problems', problems ? alarm(count(problems))
+      ['Problems', problems ? alarm(count(problems))
         : '0'],
       local && ['Local copy', local.version === null ? 'no version' : `version ${local.version}`],
     ]),
-    verdict(section.sound, 'No problem was found.', 'Problems were found.'),
+    verdict(section.sound, 'No problem was found. The checksums were not compared.', 'Problems were found.'),
     part('Problems', list(section.problems, say)),
     versions.length > 0 && part('Timeline', versionTimeline(versions, table)),
     part('Versions', table()),
     local && part('Local copy', definitions([['Path', say(local.path)],
       ['Version', local.version === null ? 'none' : count(local.version)],
-      ['A pull continues from it', local.has_record ? 'yes' : 'no'], ['Reason', local.reason && say(local.reason)]])),
+      ['A pull can continue from it', local.has_record ? 'yes' : 'no'], ['Reason why not', local.reason && say(local.reason)]])),
     part('Unfinished versions', list(section.unfinished, name)),
     part('Other names', list(section.other_names, name)),
   ];

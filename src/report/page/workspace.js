@@ -16,21 +16,21 @@ function workspaceSection(section) {
         ['Bytes', bytesCell(section.bytes)],
       ['Incomplete states', alarming(states.filter((state) => state.form === 'incomplete').length)],
       ['Missing ranks', alarming(jobs.reduce((all, job) => all + job.missing_ranks.length, 0))],
-      section.is_workspace === 'names' && ['Marker', 'missing: recognized by names'],
+      section.is_workspace === 'names' && ['Marker', 'missing; recognised by file names'],
     ]),
     section.model_error && make('p', { class: 'note' }, 'The newest states are not shown as a model: ',
       say(section.model_error)),
     jobs.length > 0 && part('Timeline', stateTimeline(jobs, states)),
     part('Jobs', simpleTable('Jobs', jobs, [
-      ['Job', 'job', 'name'], ['Ranks', 'world_size', 'number'], ['Step of all ranks', 'common_step', 'number'],
-      ['States', (job) => job.states.length, 'number'], ['Kept', (job) => job.kept.length, 'number'],
-      ['Missing', (job) => job.missing_ranks.length, 'text', ({ missing_ranks: ranks }) =>
+      ['Job', 'job', 'name'], ['Ranks', 'world_size', 'number'], ['Newest step of all ranks', 'common_step', 'number'],
+      ['States', (job) => job.states.length, 'number'], ['Kept for inspection', (job) => job.kept.length, 'number'],
+      ['Ranks without a complete state', (job) => job.missing_ranks.length, 'text', ({ missing_ranks: ranks }) =>
         (ranks.length ? alarm(ranksText(ranks)) : 'none')],
       ['Bytes', 'bytes', 'bytes'], ['Age', 'age_seconds', 'seconds'],
     ], { sort: 7 })),
     part('States', statesTable(states)),
     part('Other files', simpleTable('Other files', others, [
-      ['File', 'file', 'name'], ['Group', 'group'], ['Kind', 'kind', 'name'],
+      ['File', 'file', 'name'], ['Use', 'group'], ['Kind', 'kind', 'name'],
         ['Writer', (file) => (file.writer === '-' ? null : file.writer)],
       ['Files', 'files', 'number'], ['Bytes', 'bytes', 'bytes'], ['Changed', 'changed', 'time']])),
   ];
@@ -46,13 +46,15 @@ function statesTable(states) {
   ], { sort: 9, descending: true });
 }
 
+const ranksDrawn = 1024;
+
 function stateTimeline(jobs, states) {
   let lines = [];
   let placed = [];
   const key = (state) => `${state.job}/${state.rank}`;
   const select = (wanted) => {
     lines = jobs.filter((job) => !wanted || job.job === wanted).flatMap((job) =>
-      Array.from({ length: Math.min(job.world_size, 1024) },
+      Array.from({ length: Math.min(job.world_size, ranksDrawn) },
       (_, rank) => ({ job: job.job, rank, missing: job.missing_ranks.includes(rank) })));
     const lineOf = new Map(lines.map((line, index) => [key(line), index]));
     placed = states.filter((state) => lineOf.has(key(state)) && state.changed !== null)
@@ -75,7 +77,9 @@ function stateTimeline(jobs, states) {
     legend: legendOf('● complete', '✕ incomplete', '◆ kept for inspection', '▢ rank without a complete state'),
     message: () => {
       const missing = lines.filter((line) => line.missing).length;
+      const hidden = jobs.some((job) => job.world_size > ranksDrawn);
       return `${plural(placed.length, 'state')} of ${plural(lines.length, 'rank')}. `
+        + (hidden ? `Only the first ${count(ranksDrawn)} ranks of each job are drawn. ` : '')
         + (missing ? `${plural(missing, 'rank')} without a complete state.` : 'Each rank has a complete state.');
     },
     leastWidth: 480,
