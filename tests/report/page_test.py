@@ -593,6 +593,8 @@ def run(browser, options, checks):
     if options.report:
         for path in options.report:
             general_checks(checks, browser, path.resolve())
+        if options.screenshots:
+            take_screenshots(browser, checks, [path.resolve() for path in options.report], options.screenshots)
         return
     folder = pathlib.Path(tempfile.mkdtemp(prefix="muster-page-"))
     try:
