@@ -5,6 +5,7 @@
 usage: reports.py MUSTER DEMO_MODEL TRACED_RANK
 """
 
+import hashlib
 import json
 import math
 import re
@@ -277,8 +278,16 @@ def test_refusals(muster, place):
     check(not (place / "new.html").exists() and not list(place.glob("*.partial*")), "leftovers")
 
 
+def test_library():
+    """The plotting library is the file that the table beside it names."""
+    vendor = Path(__file__).resolve().parents[2] / "src/report/page/vendor"
+    digest = hashlib.sha256((vendor / "echarts.min.js").read_bytes()).hexdigest()
+    check(f"`{digest}`" in (vendor / "README.md").read_text(), f"vendor/README.md does not have the digest {digest}")
+
+
 def main(program, demo_model, traced_rank):
     muster = inputs.Muster(program)
+    test_library()
     with tempfile.TemporaryDirectory(prefix="muster-report-") as name:
         place = Path(name)
         report = Reports(muster, place)
