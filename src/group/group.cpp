@@ -6,8 +6,8 @@
 #include <xxhash.h>
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include "src/base/escaped.hpp"
 #include "src/base/fixed_string.hpp"
@@ -78,27 +78,25 @@ void throw_if_stopped(BaseGroup& group, const WaitOptions& options) {
 
 }  // namespace
 
-BaseGroup::BaseGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout,
+BaseGroup::BaseGroup(int rank, std::shared_ptr<const RankTable> ranks, Nonce nonce, std::chrono::milliseconds timeout,
                      std::shared_ptr<const Peers> peers)
     : rank_(rank),
       ranks_(std::move(ranks)),
       peers_(std::move(peers)),
-      all_(ranks_.size()),
       nonce_(nonce),
       timeout_(bounded(timeout)),
       owner_pid_(os::process_id()),
       mail_(*this),
-      statuses_(ranks_.size()) {
-  std::iota(all_.begin(), all_.end(), 0);
+      statuses_(ranks_->size()) {
   std::memcpy(&operations_.group, nonce_.data(), sizeof operations_.group);
-  trace::join(nonce_, ranks_[static_cast<std::size_t>(rank)].global_rank, size());
+  trace::join(nonce_, (*ranks_)[rank].global_rank, size());
   if (size() > 1) Region::show_own();
 }
 
 const RankInfo& BaseGroup::info(int rank) const {
   if (rank < 0 || rank >= size())
     throw Error(ErrorKind::invalid_argument, out_of_range_text("group: rank", rank, size()));
-  return ranks_[static_cast<std::size_t>(rank)];
+  return (*ranks_)[rank];
 }
 
 bool PeerLiveness::is_dead() const noexcept {
@@ -210,7 +208,7 @@ void BaseGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte>
   if (mine.size() > max_record)
     throw Error(ErrorKind::invalid_argument,
                 fmt::format("all_gather: the record has {} bytes, at most {} are allowed", mine.size(), max_record));
-  if (all.size() != mine.size() * ranks_.size())
+  if (all.size() != mine.size() * ranks_->size())
     throw Error(ErrorKind::invalid_argument, "all_gather: the result must have room for one record per rank");
   throw_if_stopped(*this, options);
   trace::Span span(trace::Span::Outermost{}, trace::SpanKind::collective, "all_gather", operations_);
@@ -303,16 +301,14 @@ void BaseGroup::agree(const std::optional<Error>& trouble, const WaitOptions& op
   static_assert(sizeof(Words) <= max_record);
   Words words;
   if (trouble) words.put(*trouble);
-  std::vector<Words> all(ranks_.size());
+  std::vector<Words> all(ranks_->size());
   do_all_gather(std::as_bytes(std::span(&words, 1)), std::as_writable_bytes(std::span(all)), options);
-  const auto at = static_cast<std::size_t>(first - statuses_.begin());
-  const Error cause = all[at].get();
+  const auto at = static_cast<int>(first - statuses_.begin());
+  const Error cause = all[static_cast<std::size_t>(at)].get();
   // If the ranks of a host agreed before, all of them have failed with the error of one of them, which it names.
-  const auto named = std::ranges::find(ranks_, cause.rank().value_or(-1), &RankInfo::global_rank);
-  if (!cause.host().empty() && named != ranks_.end() &&
-      statuses_[static_cast<std::size_t>(named - ranks_.begin())] != 0)
-    throw Error(cause);
-  throw in_name_of(ranks_[at], cause).with_context(options.phase);
+  const int named = ranks_->rank_of(cause.rank().value_or(-1));
+  if (!cause.host().empty() && named >= 0 && statuses_[static_cast<std::size_t>(named)] != 0) throw Error(cause);
+  throw in_name_of((*ranks_)[at], cause).with_context(options.phase);
 }
 
 void BaseGroup::refuse(const Error& failure, const WaitOptions& options) {
@@ -331,12 +327,14 @@ BaseGroup::SplitPart BaseGroup::part_of(std::span<const int> ranks, const WaitOp
   ListRecord mine;
   std::vector<ListRecord> cards;
   together(options, [&] {
-    cards.resize(ranks_.size());
+    cards.resize(ranks_->size());
     const auto self = std::ranges::find(ranks, rank_);
-    for (auto rank = ranks.begin(); rank != ranks.end(); ++rank) {
-      (void)info(*rank);
-      if (std::find(ranks.begin(), rank, *rank) != rank)
-        throw Error(ErrorKind::invalid_argument, fmt::format("split: the list has rank {} twice", *rank));
+    std::vector<bool> seen(ranks_->size());
+    for (const int rank : ranks) {
+      (void)info(rank);
+      if (seen[static_cast<std::size_t>(rank)])
+        throw Error(ErrorKind::invalid_argument, fmt::format("split: the list has rank {} twice", rank));
+      seen[static_cast<std::size_t>(rank)] = true;
     }
     if (self == ranks.end()) return;
     part = {ranks, static_cast<int>(self - ranks.begin())};
@@ -344,28 +342,31 @@ BaseGroup::SplitPart BaseGroup::part_of(std::span<const int> ranks, const WaitOp
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
   // Each rank reports the list that it is in. A list of n ranks must be reported by n ranks.
-  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
-    const ListRecord& card = cards[rank];
+  std::unordered_map<std::uint64_t, std::int32_t> reports;
+  for (const ListRecord& card : cards)
+    if (card.length != 0) ++reports[card.hash];
+  for (const int rank : all()) {
+    const ListRecord& card = cards[static_cast<std::size_t>(rank)];
     if (card.length == 0) continue;
-    const auto said = std::ranges::count(cards, card.hash, &ListRecord::hash);
+    const std::int32_t said = reports[card.hash];
     if (said != card.length)
       throw Error(ErrorKind::rank_mismatch,
                   fmt::format("split: rank {} passed a list of {} ranks, and {} of them passed the same list. Pass the "
                               "same list on all its members",
-                              ranks_[rank].global_rank, card.length, said),
-                  {.rank = ranks_[rank].global_rank});
+                              info(rank).global_rank, card.length, said),
+                  {.rank = info(rank).global_rank});
   }
   return part;
 }
 
 std::shared_ptr<Group> BaseGroup::duplicate(const WaitOptions& options) {
   const GroupLock use(*this);
-  return unless_out_of_memory(*this, [&] { return make_part({all_, rank_}, Tie::none, options); });
+  return unless_out_of_memory(*this, [&] { return make_part({all(), rank_}, Tie::none, options); });
 }
 
 std::shared_ptr<BaseGroup> BaseGroup::companion(const WaitOptions& options) {
   const GroupLock use(*this);
-  return unless_out_of_memory(*this, [&] { return make_part({all_, rank_}, Tie::companion, options); });
+  return unless_out_of_memory(*this, [&] { return make_part({all(), rank_}, Tie::companion, options); });
 }
 
 std::shared_ptr<Group> BaseGroup::split(const RankList& ranks, const WaitOptions& options) {
@@ -389,7 +390,8 @@ Group::Nonce random_nonce() {
 class SingleGroup final : public group::BaseGroup {
  public:
   explicit SingleGroup(std::chrono::milliseconds timeout)
-      : group::BaseGroup(0, {RankInfo{0, os::host_name(), os::process_id()}}, random_nonce(), timeout) {}
+      : group::BaseGroup(0, group::RankTable::make({{0, os::host_name(), os::process_id()}}), random_nonce(), timeout) {
+  }
   ~SingleGroup() override { end_progress(); }
 
   [[nodiscard]] std::string_view kind() const noexcept override { return "single"; }

@@ -19,6 +19,7 @@
 #include "src/base/fork_mutex.hpp"
 #include "src/base/function_ref.hpp"
 #include "src/group/mail.hpp"
+#include "src/group/rank_table.hpp"
 #include "src/trace/span.hpp"
 
 namespace muster::group {
@@ -47,7 +48,7 @@ class PeerLiveness {
 class BaseGroup : public Group {
  public:
   [[nodiscard]] int rank() const noexcept final { return rank_; }
-  [[nodiscard]] int size() const noexcept final { return static_cast<int>(ranks_.size()); }
+  [[nodiscard]] int size() const noexcept final { return static_cast<int>(ranks_->size()); }
   /// Returns whether this process created the group (false in a forked child).
   [[nodiscard]] bool is_owner_process() const noexcept;
   [[nodiscard]] const RankInfo& info(int rank) const final;
@@ -61,7 +62,9 @@ class BaseGroup : public Group {
   /// Returns the messages of this group. Only the thread that holds the group may call its functions.
   [[nodiscard]] Mail& mail() noexcept { return mail_; }
   /// Returns all ranks: 0, 1, ...
-  [[nodiscard]] std::span<const int> all() const noexcept { return all_; }
+  [[nodiscard]] std::span<const int> all() const noexcept { return ranks_->all(); }
+  /// Returns the ranks. Duplicates share this table.
+  [[nodiscard]] const std::shared_ptr<const RankTable>& ranks() const noexcept { return ranks_; }
   /// Returns the shared memory of `rank`, or null if it shares none with this rank or the group has one rank. Local.
   [[nodiscard]] virtual std::shared_ptr<Region> region_of(int rank) const;
   /// Returns the liveness of a rank that shares memory with this one. Any other rank is never reported dead here.
@@ -176,7 +179,7 @@ class BaseGroup : public Group {
 
  protected:
   /// `peers` is null if this process cannot see that other ranks have ended.
-  BaseGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout,
+  BaseGroup(int rank, std::shared_ptr<const RankTable> ranks, Nonce nonce, std::chrono::milliseconds timeout,
             std::shared_ptr<const Peers> peers = nullptr);
   /// Between these two calls, every wait of this process moves the group's messages. The destructor of each kind of
   /// group calls end_progress() first. That call begins by ending the extensions of higher layers, which may still use
@@ -218,9 +221,8 @@ class BaseGroup : public Group {
   std::shared_ptr<void> extension(const void* key, const std::function<std::shared_ptr<void>()>& make);
   SplitPart part_of(std::span<const int> ranks, const WaitOptions& options);
   int rank_;
-  std::vector<RankInfo> ranks_;
+  std::shared_ptr<const RankTable> ranks_;
   std::shared_ptr<const Peers> peers_;
-  std::vector<int> all_;
   Nonce nonce_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::int64_t owner_pid_;

@@ -17,15 +17,16 @@
 namespace muster::group {
 namespace {
 
-std::shared_ptr<Peers> peers_of(const Peers& all, std::span<const int> members) {
+std::shared_ptr<Peers> peers_of(const std::shared_ptr<Peers>& all, std::span<const int> members) {
+  if (all->ranks->is_all(members)) return all;
   auto some = std::make_shared<Peers>();
+  some->ranks = RankTable::part(all->ranks, members);
   for (const int member : members) {
     const auto at = static_cast<std::size_t>(member);
-    some->ranks.push_back(all.ranks[at]);
-    some->pidfds.push_back(all.pidfds[at]);
-    some->regions.push_back(all.regions[at]);
+    some->pidfds.push_back(all->pidfds[at]);
+    some->regions.push_back(all->regions[at]);
   }
-  some->structure = all.structure;
+  some->structure = all->structure;
   return some;
 }
 
@@ -155,7 +156,8 @@ Ring* LocalGroup::incoming(int from) {
 
 template <class Done>
 void LocalGroup::await(std::span<const int> on, const WaitOptions& options, const Done& done) {
-  const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
+  const RankSet awaited(on);
+  const auto is_awaited = [&](int rank) { return awaited.contains(rank); };
   WakeWord& bell = control_->cell(rank()).bell;
   if (!done()) wait_on(bell.word, bell.waiting, options, done, is_awaited, is_awaited);
 }
@@ -204,7 +206,8 @@ void LocalGroup::do_wait_for_packets(const std::function<bool()>& done, std::spa
 void LocalGroup::do_wait_until(const std::function<bool()>& done,
                                const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                                const WaitOptions& options) {
-  const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
+  const RankSet awaited(on);
+  const auto is_awaited = [&](int rank) { return awaited.contains(rank); };
   if (!os::spin_then_yield(done, turns_)) wait(options, done, is_awaited, is_awaited, sleep);
 }
 
@@ -240,7 +243,7 @@ std::shared_ptr<BaseGroup> LocalGroup::make_part(const SplitPart& part, Tie tie,
       membership.control = ControlBlock::open(*peers_->structure, first.place, static_cast<int>(part.members.size()));
     membership.nonce = first.nonce;
     membership.rank = part.position;
-    membership.peers = peers_of(*peers_, part.members);
+    membership.peers = peers_of(peers_, part.members);
     if (tie == Tie::companion) membership.parent = control_;
     copy = std::make_shared<LocalGroup>(std::move(membership), timeout());
   });

@@ -93,8 +93,8 @@ class FailureConsensus {
 class HostsGroup final : public group::BaseGroup, private ControlListener {
  public:
   /// `number` is the number of the group in its context. `rank` is the rank of this process in the group.
-  HostsGroup(std::shared_ptr<Context> context, int number, Met met, int rank, std::chrono::milliseconds timeout,
-             std::shared_ptr<FailureConsensus> parent = nullptr);
+  HostsGroup(std::shared_ptr<Context> context, int number, HostsMembership members, int rank,
+             std::chrono::milliseconds timeout, std::shared_ptr<FailureConsensus> parent = nullptr);
   ~HostsGroup() override;
 
   /// Converts a group whose kind() shows that it has this class.
@@ -150,6 +150,8 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
   std::shared_ptr<group::BaseGroup> make_part(const SplitPart& part, Tie tie, const WaitOptions& options) override;
+  /// Returns the hosts of a part that contains this rank.
+  [[nodiscard]] std::shared_ptr<const Hosts> hosts_of(const SplitPart& part) const;
 
  private:
   class Awaiting;
@@ -170,6 +172,8 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
     os::Clock::time_point heard{};
   };
 
+  /// Returns the information about a rank. The caller must hold the lock of the context.
+  [[nodiscard]] const RemoteRankState& view_of(int rank) const;
   void take(const Control& control) override;
   void end() noexcept override;
   enum class MessageTag : int { up = 0, down = 1, data = 4, mail = 8, long_mail = 9 };
@@ -179,7 +183,7 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
                    const WaitOptions& options);
   /// Returns the rank with that number in the transport, or -1 if it is not in this group.
-  [[nodiscard]] int rank_of(int number) const noexcept;
+  [[nodiscard]] int rank_of(int number) const noexcept { return ranks()->rank_of(number); }
   /// Returns a number for a new group of some of these ranks: the same on all of them, and unused on each. `words` has
   /// one element per rank.
   int agree_on_number(const SplitPart& part, std::span<std::int32_t> words, const WaitOptions& options);
@@ -239,22 +243,22 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   /// Returns options with the deadline of this group instead of that of the local group, extended by `grace`.
   [[nodiscard]] WaitOptions later(const WaitOptions& options,
                                   std::chrono::milliseconds grace = std::chrono::milliseconds(0)) const;
-  [[nodiscard]] HostTree host_tree() const noexcept { return {static_cast<int>(hosts_.members.size())}; }
+  [[nodiscard]] HostTree host_tree() const noexcept { return {static_cast<int>(hosts_->members.size())}; }
   /// Steps 2 and 3 on a leader. Returns the message for the other ranks of the host.
   std::shared_ptr<const std::vector<std::byte>> gather_hosts(std::span<const std::byte> here, std::span<std::byte> all,
                                                              const WaitOptions& options);
-  [[nodiscard]] group::BaseGroup& local() const noexcept { return group::inside(*hosts_.local); }
+  [[nodiscard]] group::BaseGroup& local() const noexcept { return group::inside(*local_); }
   /// Returns the local group if it has several ranks, otherwise null.
   [[nodiscard]] group::LocalGroup* shared() const noexcept;
-  [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }
-  [[nodiscard]] bool has_other_hosts() const noexcept { return hosts_.members.size() > 1; }
+  [[nodiscard]] int place_of(int rank) const { return hosts_->place_of[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] bool has_other_hosts() const noexcept { return hosts_->members.size() > 1; }
   [[nodiscard]] bool is_companion() const noexcept { return health_->parent != nullptr; }
-  [[nodiscard]] bool is_alone_here() const noexcept { return hosts_.here().size() == 1; }
+  [[nodiscard]] bool is_alone_here() const noexcept { return hosts_->here().size() == 1; }
 
   std::shared_ptr<Context> context_;
   int number_;
-  std::map<int, int> rank_of_;  // by the number in the transport
-  Hosts hosts_;
+  std::shared_ptr<const Hosts> hosts_;
+  std::shared_ptr<Group> local_;
   std::shared_ptr<FailureConsensus> health_;
   std::atomic<std::uint32_t> round_{0};
   std::atomic<std::uint32_t> ended_round_{0};
@@ -287,7 +291,8 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   std::shared_ptr<BufferPool> packet_memory_ = std::make_shared<BufferPool>();
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{group::between_calls};
-  std::vector<RemoteRankState> views_;  // guarded by the lock of the context
+  // Of the ranks about which this one has asked or has been told. Guarded by the lock of the context.
+  std::map<int, RemoteRankState> views_;
   std::unique_ptr<const group::Peers> others_;
   std::atomic<bool> has_ended_{false};
 };

@@ -201,7 +201,7 @@ TEST_CASE(
     const auto region = group::Region::shared(os::Backing::anonymous);
     const auto block = group::ControlBlock::create(*region, 3);
     group::Peers peers;
-    peers.ranks.resize(3);
+    peers.ranks = group::RankTable::make(std::vector<RankInfo>(3));
     peers.pidfds = {nullptr, nullptr, pidfd};
     std::atomic<int> ready{0};
     const auto leave = [&](int rank) {
