@@ -28,8 +28,11 @@ std::uint64_t records_offset(int size) {
 std::uint64_t in_use_offset(int size) {
   return records_offset(size) + round_up(2 * static_cast<std::uint64_t>(size) * Group::max_record);
 }
-std::uint64_t rings_offset(int size) {
+std::uint64_t pieces_offset(int size) {
   return in_use_offset(size) + round_up(static_cast<std::uint64_t>(size) * static_cast<std::uint64_t>(size));
+}
+std::uint64_t rings_offset(int size) {
+  return pieces_offset(size) + 2 * answer_piece;
 }
 
 /// Room for everything that a receiver may have to keep (Mail::promised), with the packet heads, and for some more
@@ -144,7 +147,7 @@ std::shared_ptr<ControlBlock> ControlBlock::create(Region& region, int size) {
   const std::uint64_t place = region.take(block_bytes(size));
   const bool reserves = region.must_reserve();
   std::shared_ptr<ControlBlock> block(new ControlBlock(region.memory(), place, size));
-  if (reserves) os::reserve(*block->memory_, place, rings_offset(size));
+  if (reserves) os::reserve(*block->memory_, place, pieces_offset(size));
   block->header().size = static_cast<std::uint32_t>(size);
   block->header().reserves_rings = reserves ? 1 : 0;
   return block;
@@ -200,6 +203,14 @@ std::byte* ControlBlock::record(std::uint32_t round, int rank, std::size_t bytes
   return mapping_.data() + records_offset(size_) + begin + static_cast<std::uint64_t>(rank) * distance;
 }
 
+void ControlBlock::reserve_pieces() const {
+  if (header().reserves_rings != 0) os::reserve(*memory_, place_ + pieces_offset(size_), 2 * answer_piece);
+}
+
+std::byte* ControlBlock::piece(std::uint32_t number) const noexcept {
+  return mapping_.data() + pieces_offset(size_) + (number & 1) * answer_piece;
+}
+
 std::atomic<std::uint8_t>& ControlBlock::ring_in_use(int from, int to) const noexcept {
   return reinterpret_cast<std::atomic<std::uint8_t>*>(mapping_.data() + in_use_offset(size_))[from * size_ + to];
 }
@@ -227,6 +238,7 @@ Ring ControlBlock::map_ring(int from, int to) const {
 void ControlBlock::abort(const Error& cause) noexcept {
   if (!put(header().failure, cause)) return;
   os::futex_wake_all(header().round);
+  os::futex_wake_all(header().pieces.word);
   for (int rank = 0; rank < size_; ++rank) os::futex_wake_all(this->cell(rank).bell.word);
 }
 

@@ -216,6 +216,51 @@ void BaseGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte>
   unless_out_of_memory(*this, [&] { do_all_gather(mine, all, options); });
 }
 
+namespace {
+
+/// Whether any record has a byte that is not 0.
+class AnyFold final : public HostFold {
+ public:
+  void up(std::span<const int>, std::span<const std::byte> here, std::span<const std::span<const std::byte>> below,
+          Bytes& out) override {
+    any_ = is_any(here);
+    for (const auto& message : below) any_ = any_ || is_any(message);
+    down(own_host, out);
+  }
+  void take(std::span<const std::byte> above) override { any_ = any_ || is_any(above); }
+  void down(std::size_t, Bytes& out) const override { out.push_back(any_ ? std::byte{1} : std::byte{0}); }
+  [[nodiscard]] bool tells_all_the_same() const noexcept override { return true; }
+  static bool is_any(std::span<const std::byte> bytes) {
+    return std::ranges::any_of(bytes, [](std::byte byte) { return byte != std::byte{0}; });
+  }
+
+ private:
+  bool any_ = false;
+};
+
+}  // namespace
+
+std::vector<std::byte> BaseGroup::fold(std::span<const std::byte> mine, HostFold& fold, const WaitOptions& options) {
+  const GroupLock use(*this);
+  if (mine.size() > max_record)
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("fold: the record has {} bytes, at most {} are allowed", mine.size(), max_record));
+  throw_if_stopped(*this, options);
+  trace::Span span(trace::Span::Outermost{}, trace::SpanKind::collective, "fold", operations_);
+  span.add_bytes(mine.size());
+  return unless_out_of_memory(*this, [&] { return do_fold(mine, fold, options); });
+}
+
+std::vector<std::byte> BaseGroup::do_fold(std::span<const std::byte>, HostFold&, const WaitOptions&) {
+  throw Error(ErrorKind::unsupported,
+              fmt::format("fold: groups of kind {} have one host. Use all_gather()", in_quotes(kind())));
+}
+
+bool BaseGroup::any(std::span<const std::byte> mine, const WaitOptions& options) {
+  AnyFold any;
+  return AnyFold::is_any(fold(mine, any, options));
+}
+
 std::shared_ptr<Region> BaseGroup::region_of(int) const {
   return nullptr;
 }
@@ -294,6 +339,7 @@ void BaseGroup::wait_until(const std::function<bool()>& done,
 void BaseGroup::agree(const std::optional<Error>& trouble, const WaitOptions& options) {
   // 0: success; otherwise the kind of the error + 1.
   const std::uint32_t mine = trouble ? static_cast<std::uint32_t>(trouble->kind()) + 1 : 0;
+  if (AnyFold fold; has_folds() && !AnyFold::is_any(do_fold(std::as_bytes(std::span(&mine, 1)), fold, options))) return;
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(statuses_)), options);
   const auto first = std::ranges::find_if(statuses_, [](std::uint32_t status) { return status != 0; });
   if (first == statuses_.end()) return;

@@ -18,6 +18,7 @@
 #include "muster/group.hpp"
 #include "src/base/fork_mutex.hpp"
 #include "src/base/function_ref.hpp"
+#include "src/group/host_fold.hpp"
 #include "src/group/mail.hpp"
 #include "src/group/rank_table.hpp"
 #include "src/trace/span.hpp"
@@ -136,6 +137,15 @@ class BaseGroup : public Group {
   /// Throws as wait_until.
   void wait_for_packets(const std::function<bool()>& done, std::span<const int> on, const WaitOptions& options);
 
+  /// Returns whether the group has several hosts, so that fold() is possible. The same on all ranks.
+  [[nodiscard]] virtual bool has_folds() const noexcept { return false; }
+  /// Collective, if has_folds(). Runs one round over the tree of hosts, with one record per rank and the messages of
+  /// `fold`. Returns the message of down() to the ranks of this host. Throws as all_gather().
+  std::vector<std::byte> fold(std::span<const std::byte> mine, HostFold& fold, const WaitOptions& options);
+  /// Collective, if has_folds(). Returns whether the record of any rank has a byte that is not 0. Throws as
+  /// all_gather().
+  [[nodiscard]] bool any(std::span<const std::byte> mine, const WaitOptions& options);
+
   void abort(const Error& cause) noexcept final;
   [[nodiscard]] std::optional<Error> error() const final;
 
@@ -194,6 +204,7 @@ class BaseGroup : public Group {
   [[nodiscard]] virtual std::uint64_t rounds() const noexcept = 0;
   virtual void do_barrier(const WaitOptions& options) = 0;
   virtual void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) = 0;
+  virtual std::vector<std::byte> do_fold(std::span<const std::byte> mine, HostFold& fold, const WaitOptions& options);
   virtual void do_wait_until(const std::function<bool()>& done,
                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                              const WaitOptions& options) = 0;

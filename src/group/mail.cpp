@@ -28,11 +28,6 @@ std::size_t pool_of(std::int64_t tag) noexcept {
   return waits_for_credit(tag) ? 0 : 1;
 }
 
-/// A round waits for its own messages, so none of them is in flight during another call.
-bool is_of_round(std::int64_t tag) noexcept {
-  return tag == static_cast<std::int64_t>(Subject::round);
-}
-
 /// Returns the credit that a message of this length uses.
 constexpr std::uint64_t cost_of(std::uint64_t bytes) noexcept {
   return std::max(bytes, Mail::least_cost);
@@ -49,9 +44,9 @@ struct Patterns {
   std::size_t count;
 };
 
-/// Collectives and rounds need no credit: their receiver always waits for the message.
+/// Collectives need no credit: their receiver always waits for the message.
 bool needs_credit(std::int64_t tag) noexcept {
-  return tag != static_cast<std::int64_t>(Subject::collective) && tag != static_cast<std::int64_t>(Subject::round);
+  return tag != static_cast<std::int64_t>(Subject::collective);
 }
 
 }  // namespace
@@ -108,7 +103,7 @@ Mail::PeerQueue& Mail::lane(int rank) {
 
 std::shared_ptr<Mail::OutgoingMail> Mail::send(Sending message) {
   (void)take_ended();
-  is_used_ = is_used_ || !is_of_round(message.tag);
+  is_used_ = true;
   message.id = next_id_++;
   auto sending = std::make_shared<OutgoingMail>(std::move(message));
   PeerQueue& lane = this->lane(sending->to);
@@ -124,7 +119,7 @@ std::shared_ptr<Mail::OutgoingMail> Mail::send(Sending message) {
 
 std::shared_ptr<Mail::IncomingMail> Mail::receive(Receiving wanted) {
   (void)take_ended();
-  is_used_ = is_used_ || !is_of_round(wanted.tag);
+  is_used_ = true;
   auto receive = std::make_shared<IncomingMail>(std::move(wanted));
   const Key key{receive->from, receive->tag};
   const auto number = unexpected_.oldest({&key, 1});

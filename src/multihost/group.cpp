@@ -30,19 +30,6 @@ constexpr std::chrono::microseconds busy_slice{200};
 //  - the other ranks for their leader.
 constexpr milliseconds wait_step{400};
 
-/// Precedes the records of a host, and the records of all hosts.
-struct RoundHead {
-  std::uint32_t round = 0;
-  std::uint32_t record_bytes = 0;
-};
-
-std::vector<std::byte> with_head(const RoundHead& head, std::span<const std::byte> records) {
-  std::vector<std::byte> bytes(sizeof head + records.size());
-  std::memcpy(bytes.data(), &head, sizeof head);
-  if (!records.empty()) std::memcpy(bytes.data() + sizeof head, records.data(), records.size());
-  return bytes;
-}
-
 /// Several pieces of a long message are in flight at a time, so that the network never idles.
 constexpr std::uint64_t most_untaken_packets = 4 << 20;
 /// The maximum number of packets that one collection receives, so that it ends.
@@ -140,98 +127,160 @@ std::shared_ptr<const group::PeerLiveness> HostsGroup::liveness(int rank) const 
   return shares_memory(rank) ? local().liveness(place_of(rank)) : BaseGroup::liveness(rank);
 }
 
+namespace {
+
+/// The contents of an all-gather.
+class GatherFold final : public group::HostFold {
+ public:
+  /// `all` receives the records of all ranks on the first rank of each host.
+  GatherFold(const Hosts& hosts, std::size_t record_bytes, std::span<std::byte> all)
+      : hosts_(hosts), record_bytes_(record_bytes), all_(all) {}
+
+  void up(std::span<const int>, std::span<const std::byte> here, std::span<const std::span<const std::byte>> below,
+          Bytes& out) override {
+    const std::size_t begin = out.size();
+    out.insert(out.end(), here.begin(), here.end());
+    for (const auto& records : below) out.insert(out.end(), records.begin(), records.end());
+    if (hosts_.mine != 0) return;
+    check(out.size() - begin);
+    // The message has the hosts in preorder.
+    const std::byte* next = out.data() + begin;
+    for (const int host : HostTree{static_cast<int>(hosts_.members.size())}.with_all_below(0))
+      for (const int member : hosts_.on(host)) {
+        if (record_bytes_ != 0)
+          std::memcpy(all_.data() + static_cast<std::size_t>(member) * record_bytes_, next, record_bytes_);
+        next += record_bytes_;
+      }
+  }
+  void take(std::span<const std::byte> above) override {
+    if (hosts_.mine == 0) return;
+    check(above.size());
+    std::ranges::copy(above, all_.begin());
+  }
+  void down(std::size_t, Bytes& out) const override { out.insert(out.end(), all_.begin(), all_.end()); }
+  [[nodiscard]] bool tells_all_the_same() const noexcept override { return true; }
+
+ private:
+  void check(std::size_t bytes) const {
+    if (bytes != all_.size())
+      throw Error(ErrorKind::corrupt,
+                  fmt::format("malformed message of a round: {} bytes instead of {}", bytes, all_.size()));
+  }
+
+  const Hosts& hosts_;
+  std::size_t record_bytes_;
+  std::span<std::byte> all_;
+};
+
+}  // namespace
+
 void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
   const auto phase = in_phase(options);
-  ++round_;
-  progress();
   if (!has_other_hosts()) {
+    ++round_;
+    progress();
     locally(-1, [&] { local().all_gather(mine, all, later(options)); });
     return;
   }
-  const std::size_t here = hosts_->here().size();
+  GatherFold fold(*hosts_, mine.size(), all);
+  const std::vector<std::byte> answer = run_round(mine, RoundHead::Kind::all_gather, fold, options);
+  if (rank() == hosts_->leader(hosts_->mine)) return;
+  if (answer.size() != all.size())
+    throw Error(ErrorKind::corrupt,
+                fmt::format("malformed answer of a round: {} bytes instead of {}", answer.size(), all.size()));
+  std::ranges::copy(answer, all.begin());
+}
+
+std::vector<std::byte> HostsGroup::do_fold(std::span<const std::byte> mine, group::HostFold& fold,
+                                           const WaitOptions& options) {
+  const auto phase = in_phase(options);
+  return run_round(mine, RoundHead::Kind::fold, fold, options);
+}
+
+std::vector<std::byte> HostsGroup::run_round(std::span<const std::byte> mine, RoundHead::Kind kind,
+                                             group::HostFold& fold, const WaitOptions& options) {
+  ++round_;
+  progress();
+  const RoundHead head{round_, static_cast<std::uint32_t>(mine.size()), kind};
+  const std::vector<int>& here = hosts_->here();
   std::vector<std::byte> records(mine.begin(), mine.end());
-  records.resize(mine.size() * here);
+  records.resize(mine.size() * here.size());
   // Other hosts wait for the result of this.
   if (!is_alone_here())
     group::or_fail(*this, [&] { locally(-1, [&] { local().all_gather(mine, records, later(options)); }); });
   const int leader = hosts_->leader(hosts_->mine);
   const int levels = host_tree().height(0);
-  if (rank() != leader) {
+  std::vector<std::byte> answer;
+  if (rank() == leader) {
+    answer = fold_hosts(records, head, fold, options);
+    if (!is_alone_here()) locally(-1, [&] { shared()->give_answer(answer, later(options, 2 * levels * wait_step)); });
+  } else {
     // Step 4.
     const WaitOptions wait = later(options, (2 * levels + 1) * wait_step);
-    const std::uint64_t most = sizeof(RoundHead) + max_record * static_cast<std::size_t>(size());
-    const std::vector<std::byte> answer = receive(leader, most, wait, group::Subject::round);
-    check_round(leader, answer, static_cast<std::size_t>(size()), mine.size(), options);
-    if (!all.empty()) std::memcpy(all.data(), answer.data() + sizeof(RoundHead), all.size());
-    return end_round();
+    answer = locally(leader, [&] { return shared()->take_answer(place_of(leader), longest_of_round(), wait); });
+    check_round(leader, answer, head, options);
   }
-  const auto answer = gather_hosts(records, all, options);
-  const WaitOptions wait = later(options, 2 * levels * wait_step);
-  for (const int mate : hosts_->here())
-    if (mate != leader) send(mate, *answer, wait, group::Subject::round);
   end_round();
+  answer.erase(answer.begin(), answer.begin() + sizeof head);
+  return answer;
 }
 
-void HostsGroup::check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
+void HostsGroup::check_round(int from, std::span<const std::byte> message, const RoundHead& own,
                              const WaitOptions& options) {
   RoundHead theirs;
   if (message.size() >= sizeof theirs) std::memcpy(&theirs, message.data(), sizeof theirs);
-  if (theirs.round == round_ && theirs.record_bytes == record_bytes &&
-      message.size() == sizeof theirs + ranks * record_bytes)
-    return;
-  group::fail(*this, Error(ErrorKind::rank_mismatch,
-                           fmt::format("the ranks are in different calls: in {} rank {} is in round {} with records of "
-                                       "{} bytes, and rank {} in round {} with {} bytes",
-                                       in_quotes(options.phase), number_of(rank()), round_.load(), record_bytes,
-                                       number_of(from), theirs.round, theirs.record_bytes),
-                           {.rank = number_of(from)}));
+  if (message.size() >= sizeof theirs && theirs == own) return;
+  const auto text = [](const RoundHead& head) {
+    return fmt::format("round {}{} with records of {} bytes", head.round,
+                       head.kind == RoundHead::Kind::fold ? " (agreement)" : "", head.record_bytes);
+  };
+  group::fail(*this,
+              Error(ErrorKind::rank_mismatch,
+                    fmt::format("the ranks are in different calls: in {} rank {} is in {}, and rank {} in {}",
+                                in_quotes(options.phase), number_of(rank()), text(own), number_of(from), text(theirs)),
+                    {.rank = number_of(from)}));
 }
 
-std::shared_ptr<const std::vector<std::byte>> HostsGroup::gather_hosts(std::span<const std::byte> here,
-                                                                       std::span<std::byte> all,
-                                                                       const WaitOptions& options) {
-  const auto record_bytes = static_cast<std::uint32_t>(all.size() / static_cast<std::size_t>(size()));
-  const RoundHead head{round_, record_bytes};
+std::vector<std::byte> HostsGroup::fold_hosts(std::span<const std::byte> here, const RoundHead& head,
+                                              group::HostFold& fold, const WaitOptions& options) {
   const HostTree tree = host_tree();
-  // Accepts the longest message of any round: a message of the wrong length must be reported as a mismatch of rounds.
-  const auto take = [&](int from, MessageTag tag, std::size_t ranks, milliseconds grace) {
-    std::vector<std::byte> bytes =
-        take_message(from, this->tag(tag), sizeof head + Group::max_record * ranks, options, grace);
-    check_round(from, bytes, ranks, record_bytes, options);
+  const auto message = [&](auto&& contents) {
+    const auto bytes = std::make_shared<std::vector<std::byte>>(sizeof head);
+    std::memcpy(bytes->data(), &head, sizeof head);
+    group::or_fail(*this, [&] { contents(*bytes); });
     return bytes;
+  };
+  const auto take = [&](int from, MessageTag tag, milliseconds grace) {
+    std::vector<std::byte> bytes = take_message(from, this->tag(tag), longest_of_round(), options, grace);
+    check_round(from, bytes, head, options);
+    return bytes;
+  };
+  const auto give = [&](int to, MessageTag tag, const std::shared_ptr<std::vector<std::byte>>& bytes) {
+    or_fail(to, options, [&] { post(to, this->tag(tag), *bytes, bytes); });
   };
   const std::vector<int> children = tree.children(hosts_->mine);
   // Step 2.
-  const auto below = std::make_shared<std::vector<std::byte>>(with_head(head, here));
-  for (const int child : children) {
-    std::size_t ranks = 0;
-    for (const int host : tree.with_all_below(child)) ranks += hosts_->on(host).size();
-    const std::vector<std::byte> records =
-        take(hosts_->leader(child), MessageTag::up, ranks, tree.height(hosts_->mine) * wait_step);
-    below->insert(below->end(), records.begin() + sizeof head, records.end());
-  }
-  // Step 3.
-  const auto answer = std::make_shared<std::vector<std::byte>>();
-  if (hosts_->mine == 0) {
-    const std::byte* next = below->data() + sizeof head;
-    for (const int host : tree.with_all_below(0))
-      for (const int member : hosts_->on(host)) {
-        if (record_bytes != 0)
-          std::memcpy(all.data() + static_cast<std::size_t>(member) * record_bytes, next, record_bytes);
-        next += record_bytes;
-      }
-    *answer = with_head(head, all);
-  } else {
-    const int parent = hosts_->leader(tree.parent(hosts_->mine));
-    or_fail(parent, options, [&] { post(parent, tag(MessageTag::up), *below, below); });
-    *answer = take(parent, MessageTag::down, static_cast<std::size_t>(size()),
-                   (tree.height(0) + tree.depth(hosts_->mine)) * wait_step);
-    if (!all.empty()) std::memcpy(all.data(), answer->data() + sizeof head, all.size());
-  }
+  std::vector<std::vector<std::byte>> received;
   for (const int child : children)
-    or_fail(hosts_->leader(child), options,
-            [&] { post(hosts_->leader(child), tag(MessageTag::down), *answer, answer); });
-  return answer;
+    received.push_back(take(hosts_->leader(child), MessageTag::up, tree.height(hosts_->mine) * wait_step));
+  std::vector<std::span<const std::byte>> below;
+  for (const std::vector<std::byte>& bytes : received) below.push_back(std::span(bytes).subspan(sizeof head));
+  const auto up = message([&](std::vector<std::byte>& out) { fold.up(hosts_->here(), here, below, out); });
+  // Step 3.
+  std::vector<std::byte> above(sizeof head);
+  if (hosts_->mine != 0) {
+    const int parent = hosts_->leader(tree.parent(hosts_->mine));
+    give(parent, MessageTag::up, up);
+    above = take(parent, MessageTag::down, (tree.height(0) + tree.depth(hosts_->mine)) * wait_step);
+  }
+  group::or_fail(*this, [&] { fold.take(std::span(above).subspan(sizeof head)); });
+  const auto down = [&](std::size_t child) {
+    return message([&](std::vector<std::byte>& out) { fold.down(child, out); });
+  };
+  const auto own = down(group::HostFold::own_host);
+  for (std::size_t child = 0; child < children.size(); ++child)
+    give(hosts_->leader(children[child]), MessageTag::down, fold.tells_all_the_same() ? own : down(child));
+  return *own;
 }
 
 std::vector<std::byte> HostsGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,

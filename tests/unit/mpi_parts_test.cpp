@@ -119,7 +119,7 @@ std::vector<gather::ExchangeRecord> records_of(int size, std::uint64_t bytes) {
   return records;
 }
 
-std::uint64_t fresh_bytes_of(int rank, std::span<const gather::ExchangeRecord> records, const Group& group) {
+std::uint64_t fresh_bytes_of(int rank, const gather::Records& records, const Group& group) {
   return gather::fresh_bytes_of(rank, gather::list_of(rank, records), records, group);
 }
 
