@@ -7,6 +7,7 @@
 
 #include <fmt/core.h>
 
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -72,10 +73,14 @@ class AnsweringTransport final : public multihost::Transport {
   }
   std::unique_ptr<multihost::ArrivedMessage> find(int from, int tag) override {
     if (sent_.empty() || from == multihost::any_rank) return nullptr;
-    // The record follows a head of eight bytes.
-    constexpr std::size_t head = 8;
-    std::vector<std::byte> all(sent_.begin(), sent_.begin() + head);
-    for (int rank = 0; rank < size(); ++rank) all.insert(all.end(), sent_.begin() + head, sent_.end());
+    // The head has the number of the round, the length of a record and the kind of the round (HostsGroup::RoundHead).
+    std::array<std::uint32_t, 3> head{};
+    std::memcpy(head.data(), sent_.data(), sizeof head);
+    constexpr std::uint32_t all_gather = 1;
+    std::vector<std::byte> all(sent_.begin(), sent_.begin() + sizeof head);
+    // The other rounds only ask whether a rank has failed.
+    const int copies = head[2] == all_gather ? size() : 1;
+    for (int copy = 0; copy < copies; ++copy) all.insert(all.end(), sent_.begin() + sizeof head, sent_.end());
     sent_.clear();
     return std::make_unique<Answer>(from, tag, std::move(all));
   }

@@ -164,7 +164,6 @@ void AgreementFold::up(std::span<const int> ranks, std::span<const std::byte> he
 }
 
 void AgreementFold::take(std::span<const std::byte> above) {
-  if (group_.host_of(group_.rank()) == 0) return;
   Reader reader(above);
   facts_ = reader.take_facts();
   auto left = reader.take<std::uint32_t>();

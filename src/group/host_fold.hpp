@@ -21,7 +21,7 @@ class HostFold {
   /// host.
   virtual void up(std::span<const int> ranks, std::span<const std::byte> here,
                   std::span<const std::span<const std::byte>> below, Bytes& out) = 0;
-  /// Takes the message that down() has made on the host above. It is empty on the top host.
+  /// Takes the message that down() has made on the host above. It is not called on the top host.
   virtual void take(std::span<const std::byte> above) = 0;
   /// Appends the message to the host with that index in `below`, or to the ranks of this host (own_host).
   virtual void down(std::size_t child, Bytes& out) const = 0;

@@ -153,7 +153,6 @@ class GatherFold final : public group::HostFold {
       }
   }
   void take(std::span<const std::byte> above) override {
-    if (hosts_.mine == 0) return;
     check(above.size());
     std::ranges::copy(above, all_.begin());
   }
@@ -183,22 +182,21 @@ void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::b
     return;
   }
   GatherFold fold(*hosts_, mine.size(), all);
-  const std::vector<std::byte> answer = run_round(mine, RoundHead::Kind::all_gather, fold, options);
+  const auto message = run_round(mine, RoundHead::Kind::all_gather, fold, options);
   if (rank() == hosts_->leader(hosts_->mine)) return;
-  if (answer.size() != all.size())
-    throw Error(ErrorKind::corrupt,
-                fmt::format("malformed answer of a round: {} bytes instead of {}", answer.size(), all.size()));
-  std::ranges::copy(answer, all.begin());
+  group::or_fail(*this, [&] { fold.take(std::span(*message).subspan(sizeof(RoundHead))); });
 }
 
 std::vector<std::byte> HostsGroup::do_fold(std::span<const std::byte> mine, group::HostFold& fold,
                                            const WaitOptions& options) {
   const auto phase = in_phase(options);
-  return run_round(mine, RoundHead::Kind::fold, fold, options);
+  const auto message = run_round(mine, RoundHead::Kind::fold, fold, options);
+  return {message->begin() + sizeof(RoundHead), message->end()};
 }
 
-std::vector<std::byte> HostsGroup::run_round(std::span<const std::byte> mine, RoundHead::Kind kind,
-                                             group::HostFold& fold, const WaitOptions& options) {
+std::shared_ptr<const std::vector<std::byte>> HostsGroup::run_round(std::span<const std::byte> mine,
+                                                                    RoundHead::Kind kind, group::HostFold& fold,
+                                                                    const WaitOptions& options) {
   ++round_;
   progress();
   const RoundHead head{round_, static_cast<std::uint32_t>(mine.size()), kind};
@@ -210,18 +208,18 @@ std::vector<std::byte> HostsGroup::run_round(std::span<const std::byte> mine, Ro
     group::or_fail(*this, [&] { locally(-1, [&] { local().all_gather(mine, records, later(options)); }); });
   const int leader = hosts_->leader(hosts_->mine);
   const int levels = host_tree().height(0);
-  std::vector<std::byte> answer;
+  std::shared_ptr<const std::vector<std::byte>> answer;
   if (rank() == leader) {
     answer = fold_hosts(records, head, fold, options);
-    if (!is_alone_here()) locally(-1, [&] { shared()->give_answer(answer, later(options, 2 * levels * wait_step)); });
+    if (!is_alone_here()) locally(-1, [&] { shared()->give_answer(*answer, later(options, 2 * levels * wait_step)); });
   } else {
     // Step 4.
     const WaitOptions wait = later(options, (2 * levels + 1) * wait_step);
-    answer = locally(leader, [&] { return shared()->take_answer(place_of(leader), longest_of_round(), wait); });
-    check_round(leader, answer, head, options);
+    answer = std::make_shared<const std::vector<std::byte>>(
+        locally(leader, [&] { return shared()->take_answer(place_of(leader), longest_of_round(), wait); }));
+    check_round(leader, *answer, head, options);
   }
   end_round();
-  answer.erase(answer.begin(), answer.begin() + sizeof head);
   return answer;
 }
 
@@ -241,8 +239,9 @@ void HostsGroup::check_round(int from, std::span<const std::byte> message, const
                     {.rank = number_of(from)}));
 }
 
-std::vector<std::byte> HostsGroup::fold_hosts(std::span<const std::byte> here, const RoundHead& head,
-                                              group::HostFold& fold, const WaitOptions& options) {
+std::shared_ptr<const std::vector<std::byte>> HostsGroup::fold_hosts(std::span<const std::byte> here,
+                                                                     const RoundHead& head, group::HostFold& fold,
+                                                                     const WaitOptions& options) {
   const HostTree tree = host_tree();
   const auto message = [&](auto&& contents) {
     const auto bytes = std::make_shared<std::vector<std::byte>>(sizeof head);
@@ -267,20 +266,20 @@ std::vector<std::byte> HostsGroup::fold_hosts(std::span<const std::byte> here, c
   for (const std::vector<std::byte>& bytes : received) below.push_back(std::span(bytes).subspan(sizeof head));
   const auto up = message([&](std::vector<std::byte>& out) { fold.up(hosts_->here(), here, below, out); });
   // Step 3.
-  std::vector<std::byte> above(sizeof head);
+  std::vector<std::byte> above;
   if (hosts_->mine != 0) {
     const int parent = hosts_->leader(tree.parent(hosts_->mine));
     give(parent, MessageTag::up, up);
     above = take(parent, MessageTag::down, (tree.height(0) + tree.depth(hosts_->mine)) * wait_step);
   }
-  group::or_fail(*this, [&] { fold.take(std::span(above).subspan(sizeof head)); });
+  if (!above.empty()) group::or_fail(*this, [&] { fold.take(std::span(above).subspan(sizeof head)); });
   const auto down = [&](std::size_t child) {
     return message([&](std::vector<std::byte>& out) { fold.down(child, out); });
   };
   const auto own = down(group::HostFold::own_host);
   for (std::size_t child = 0; child < children.size(); ++child)
     give(hosts_->leader(children[child]), MessageTag::down, fold.tells_all_the_same() ? own : down(child));
-  return *own;
+  return own;
 }
 
 std::vector<std::byte> HostsGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,

@@ -194,9 +194,9 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   [[nodiscard]] std::uint64_t longest_of_round() const noexcept {
     return sizeof(RoundHead) + max_record * (static_cast<std::uint64_t>(size()) + 1);
   }
-  /// Runs steps 1 to 4. Returns the answer to the ranks of this host.
-  std::vector<std::byte> run_round(std::span<const std::byte> mine, RoundHead::Kind kind, group::HostFold& fold,
-                                   const WaitOptions& options);
+  /// Runs steps 1 to 4. Returns the message to the ranks of this host, with its head.
+  std::shared_ptr<const std::vector<std::byte>> run_round(std::span<const std::byte> mine, RoundHead::Kind kind,
+                                                          group::HostFold& fold, const WaitOptions& options);
   /// Checks that a message belongs to this round. If not, the ranks are in different calls, and the group fails.
   void check_round(int from, std::span<const std::byte> message, const RoundHead& own, const WaitOptions& options);
   /// Returns the rank with that number in the transport, or -1 if it is not in this group.
@@ -262,8 +262,8 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
                                   std::chrono::milliseconds grace = std::chrono::milliseconds(0)) const;
   [[nodiscard]] HostTree host_tree() const noexcept { return {static_cast<int>(hosts_->members.size())}; }
   /// Steps 2 and 3 on a leader. Returns the message for the ranks of this host, with its head.
-  std::vector<std::byte> fold_hosts(std::span<const std::byte> here, const RoundHead& head, group::HostFold& fold,
-                                    const WaitOptions& options);
+  std::shared_ptr<const std::vector<std::byte>> fold_hosts(std::span<const std::byte> here, const RoundHead& head,
+                                                           group::HostFold& fold, const WaitOptions& options);
   [[nodiscard]] group::BaseGroup& local() const noexcept { return group::inside(*local_); }
   /// Returns the local group if it has several ranks, otherwise null.
   [[nodiscard]] group::LocalGroup* shared() const noexcept;

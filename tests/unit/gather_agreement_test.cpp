@@ -93,7 +93,7 @@ struct Job {
     std::vector<std::vector<std::byte>> answers(static_cast<std::size_t>(count));
     for (int host = 0; host < count; ++host) {
       AgreementFold& fold = folds[static_cast<std::size_t>(host)];
-      fold.take(above[static_cast<std::size_t>(host)]);
+      if (host != 0) fold.take(above[static_cast<std::size_t>(host)]);
       fold.down(group::HostFold::own_host, answers[static_cast<std::size_t>(host)]);
       const std::vector<int> children = tree.children(host);
       for (std::size_t child = 0; child < children.size(); ++child) {
