@@ -124,7 +124,7 @@ std::size_t Records::position_of(std::size_t rank) const noexcept {
   return is_known ? static_cast<std::size_t>(found - ranks_.begin()) : records_.size();
 }
 
-const ExchangeRecord& Records::operator[](std::size_t rank) const noexcept {
+const ExchangeRecord& Records::found(std::size_t rank) const noexcept {
   static const ExchangeRecord nothing;
   const std::size_t position = position_of(rank);
   return position < records_.size() ? records_[position] : nothing;

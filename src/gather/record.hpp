@@ -134,12 +134,15 @@ class Records {
     return ranks_.empty() ? static_cast<int>(position) : ranks_[position];
   }
   /// Returns the record of a rank. It is empty if this object has none of that rank.
-  [[nodiscard]] const ExchangeRecord& operator[](std::size_t rank) const noexcept;
+  [[nodiscard]] const ExchangeRecord& operator[](std::size_t rank) const noexcept {
+    return ranks_.empty() && rank < records_.size() ? records_[rank] : found(rank);
+  }
   /// Marks the value of a rank as one that has not been sent.
   void drop_value(int rank) noexcept;
 
  private:
   [[nodiscard]] std::size_t position_of(std::size_t rank) const noexcept;
+  [[nodiscard]] const ExchangeRecord& found(std::size_t rank) const noexcept;
 
   std::vector<int> ranks_;  // empty: records_ has one per rank
   std::vector<ExchangeRecord> records_;
