@@ -71,7 +71,7 @@ class AgreementFold final : public group::HostFold {
   /// The lists that have members on a host, or on a host directly below and on those below that.
   struct Lists {
     std::set<std::uint64_t> members;
-    std::set<std::uint64_t> roots;  // those whose root is there
+    std::set<std::uint64_t> roots;  // the lists whose root is on these hosts
   };
   class Reader;
 

@@ -191,7 +191,7 @@ class Mail {
   [[nodiscard]] PeerQueue& lane(int rank);
 
   BaseGroup& group_;
-  std::map<int, std::shared_ptr<PeerQueue>> lanes_;  // of the ranks with which this one has had messages
+  std::map<int, std::shared_ptr<PeerQueue>> lanes_;  // by the other rank; created with its first message
   std::vector<int> senders_;                         // the ranks that a step asks for packets
   Ordered<std::shared_ptr<IncomingMail>> receives_;  // receives without a matching message
   Ordered<Unexpected> unexpected_;

@@ -308,7 +308,7 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   std::shared_ptr<BufferPool> packet_memory_ = std::make_shared<BufferPool>();
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{group::between_calls};
-  // Of the ranks about which this one has asked or has been told. Guarded by the lock of the context.
+  // Has the ranks that this rank has asked, or about which a message has arrived. Guarded by the lock of the context.
   std::map<int, RemoteRankState> views_;
   std::unique_ptr<const group::Peers> others_;
   std::atomic<bool> has_ended_{false};
