@@ -218,10 +218,14 @@ std::optional<Opening> AgreementFold::opening(std::span<const std::byte> answer,
   std::vector<std::pair<int, ExchangeRecord>> records;
   if (call.is_first() || all_need_records(mine.operation, own->route)) {
     const bool is_stream = mine.operation == GatherKind::stream;
+    std::set<std::uint32_t> positions;
     reader.each_record(call.group->size(), [&](int rank, const ExchangeRecord& record) {
       if (is_stream || record.list_hash == mine.list_hash) records.emplace_back(rank, record);
+      if (record.list_length != 0 && record.list_hash == mine.list_hash) positions.insert(record.position);
     });
     reader.end();
+    // A member without a record would look like a member without a value.
+    if (positions.size() != mine.list_length || *positions.rbegin() >= mine.list_length) Reader::refuse();
   } else {
     records.emplace_back(call.group->rank(), mine);
     records.emplace_back(own->first_rank, own->first);

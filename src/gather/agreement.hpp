@@ -7,13 +7,14 @@
 //  2. The hosts form a tree. The first rank of each host adds the facts of all records below: a few flags. It keeps the
 //     records of members of lists open, until it has those of all members. Open records are sent up.
 //  3. The first rank that has all members of all lists below it judges them (record.hpp). All lists that share memory
-//  on
-//     a host are judged together, because records of one host are sent up together. A problem becomes a flag.
+//     on a host are judged together, because records of one host are sent up together. A problem becomes a flag.
 //  4. The facts of all ranks are sent down, and the answers for the lists to the hosts of their members: the route, the
-//     sum of the payload and the record of the root. The records of the other members are sent to the root only. For
-//     merges, streams and gathers from devices they are sent to all members, which compute their transfers from them.
+//     sum of the payload and the record of the root. The records of the other members are sent to the host of the root
+//     only. For merges, streams and gathers from devices they are sent to all members, which compute their transfers
+//     from them.
 //  5. If there is a problem, all ranks know it now. They exchange all records, and find the same problem (opening.hpp).
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -66,8 +67,10 @@ class AgreementFold final : public group::HostFold {
     std::uint64_t payload_bytes = 0;
     std::int32_t first_rank = 0;
     Route route = Route::auto_;
+    std::array<std::uint8_t, 3> zero{};  // no padding is sent
     ExchangeRecord first;
   };
+  static_assert(sizeof(ListAnswer) == 24 + sizeof(ExchangeRecord));
   /// The lists that have members on a host, or on a host directly below and on those below that.
   struct Lists {
     std::set<std::uint64_t> members;

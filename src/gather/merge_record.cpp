@@ -94,7 +94,7 @@ MergeArea merge_area(bool reduces, std::uint64_t target_bytes, std::size_t ranks
 
 namespace {
 
-/// Returns the area of the list `members`. `records` holds the records of all ranks.
+/// Returns the area of the list `members`. `records` holds those of all members.
 MergeArea merge_area_of(const std::vector<int>& members, const Records& records) {
   const auto record = [&](int rank) -> const ExchangeRecord& { return records[static_cast<std::size_t>(rank)]; };
   const ExchangeRecord& any = record(members.front());

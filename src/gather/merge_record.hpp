@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The fields that merging ranks add to their records in round 1, and the conclusions from them. The functions are pure
-// and give the same result on all ranks, including ranks of other lists.
+// and give the same result on all ranks that have the records of the list.
 
 #include <cstdint>
 #include <span>

@@ -217,8 +217,9 @@ void LocalGroup::give_answer(std::span<const std::byte> answer, const WaitOption
     if (!piece.empty()) std::memcpy(control_->piece(number), piece.data(), piece.size());
     pieces_ = number;
     header.pieces.ring();
+    // The readers wait for this rank, and a long answer has many pieces.
+    progress();
   }
-  progress();
 }
 
 std::vector<std::byte> LocalGroup::take_answer(int from, std::uint64_t most, const WaitOptions& options) {

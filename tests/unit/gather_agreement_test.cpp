@@ -307,7 +307,7 @@ TEST_CASE("the bytes of an agreement grow with the members of lists and with hos
   CHECK(growth([](int count) { return sent_for(count, every(1, count)); }) < 1.25);
   // Each member of a merge needs all records.
   CHECK(growth([](int count) { return sent_for(count, every(1, count), GatherKind::merge); }) > 1.9);
-  // Four flags and two counts in each direction.
+  // The flags and counts of both directions.
   CHECK(sent_for(4096, {8, 9, 10, 11}) <= 511 * 28);
 }
 
@@ -322,6 +322,16 @@ TEST_CASE("malformed messages are refused") {
     // A sender does not read the records at the end of the message.
     for (auto& answer : cut) answer.resize(rank == 0 ? answer.size() - 1 : 100);
     CHECK_THROWS_WITH_AS(job.opening(rank, records, cut), doctest::Contains("malformed message"), Error);
+  }
+  // The root refuses an answer that lacks a member: the table of records ends with it.
+  {
+    std::vector<std::vector<std::byte>> shorter = answers;
+    std::vector<std::byte>& answer = shorter.front();
+    constexpr std::size_t entry = sizeof(std::int32_t) + sizeof(ExchangeRecord);
+    const std::uint32_t three = 3;
+    std::memcpy(answer.data() + answer.size() - 4 * entry - sizeof three, &three, sizeof three);
+    answer.resize(answer.size() - entry);
+    CHECK_THROWS_WITH_AS(job.opening(0, records, shorter), doctest::Contains("malformed message"), Error);
   }
   // An own record of another list has no answer.
   ExchangeRecord other = records[1];
