@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "src/gather/policy.hpp"
+#include "src/group/error_propagation.hpp"
 
 namespace muster::gather {
 namespace {
@@ -67,9 +68,7 @@ class AgreementFold::Reader {
   void end() const {
     if (!bytes_.empty()) refuse();
   }
-  [[noreturn]] static void refuse() {
-    throw Error(ErrorKind::corrupt, "malformed message of a rank: the agreement of a gather");
-  }
+  [[noreturn]] static void refuse() { throw group::malformed_round("the agreement of a gather"); }
 
  private:
   std::span<const std::byte> bytes_;
@@ -134,8 +133,7 @@ void AgreementFold::judge() {
   }
 }
 
-void AgreementFold::up(std::span<const int> ranks, std::span<const std::byte> here,
-                       std::span<const std::span<const std::byte>> below, Bytes& out) {
+void AgreementFold::begin(std::span<const int> ranks, std::span<const std::byte> here) {
   Reader own(here);
   for (const int rank : ranks) {
     const auto record = own.take<ExchangeRecord>();
@@ -143,13 +141,17 @@ void AgreementFold::up(std::span<const int> ranks, std::span<const std::byte> he
     open(rank, record, here_);
   }
   own.end();
-  for (const auto& message : below) {
-    Reader reader(message);
-    facts_.add(reader.take_facts());
-    Lists& lists = below_.emplace_back();
-    reader.each_record(group_.size(), [&](int rank, const ExchangeRecord& record) { open(rank, record, lists); });
-    reader.end();
-  }
+}
+
+void AgreementFold::take_below(std::span<const std::byte> message) {
+  Reader reader(message);
+  facts_.add(reader.take_facts());
+  Lists& lists = below_.emplace_back();
+  reader.each_record(group_.size(), [&](int rank, const ExchangeRecord& record) { open(rank, record, lists); });
+  reader.end();
+}
+
+void AgreementFold::up(Bytes& out) {
   const bool is_top = group_.host_of(group_.rank()) == 0;
   if (!facts_.has_problem && (is_top || is_closed())) judge();
   // The problem is found again from all records.
@@ -163,8 +165,8 @@ void AgreementFold::up(std::span<const int> ranks, std::span<const std::byte> he
   }
 }
 
-void AgreementFold::take(std::span<const std::byte> above) {
-  Reader reader(above);
+void AgreementFold::take_above(std::span<const std::byte> message) {
+  Reader reader(message);
   facts_ = reader.take_facts();
   auto left = reader.take<std::uint32_t>();
   // The hosts above answer for the lists that this host has not judged.

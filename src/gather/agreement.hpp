@@ -50,9 +50,10 @@ class AgreementFold final : public group::HostFold {
  public:
   explicit AgreementFold(const Group& group) : group_(group) {}
 
-  void up(std::span<const int> ranks, std::span<const std::byte> here,
-          std::span<const std::span<const std::byte>> below, Bytes& out) override;
-  void take(std::span<const std::byte> above) override;
+  void begin(std::span<const int> ranks, std::span<const std::byte> here) override;
+  void take_below(std::span<const std::byte> message) override;
+  void up(Bytes& out) override;
+  void take_above(std::span<const std::byte> message) override;
   void down(std::size_t child, Bytes& out) const override;
 
   /// Returns the conclusions of a rank from the message to its host; nullopt if there is a problem. Throws

@@ -82,7 +82,7 @@ const RouteDriver* guess_route(const ExchangeRecord& record) {
 
 Chosen chosen_route(const GatherCall& call, const Opening& opening) {
   const RouteDriver* driver = RouteTable::instance().find(opening.decision.route);
-  if (driver == nullptr) throw Error(ErrorKind::corrupt, "malformed message of a rank: unknown route");
+  if (driver == nullptr) throw group::malformed_round("unknown route");
   const ExchangeRecord& own = opening.records[static_cast<std::size_t>(call.group->rank())];
   std::string reason = forced_text({own.forced, own.forced_by});
   return {driver, reason.empty() ? driver->reason(call) : std::move(reason)};
@@ -95,7 +95,8 @@ Opening opening_round(const GatherCall& call, const ExchangeRecord& mine, const 
   if (call.group->has_folds()) {
     AgreementFold fold(*call.group);
     const auto answer = call.group->fold(std::as_bytes(std::span(&mine, 1)), fold, call.wait(phase));
-    const auto opening = group::or_fail(*call.group, [&] { return AgreementFold::opening(answer, call, mine); });
+    const auto opening =
+        group::or_blame(*call.group, group::first_here, [&] { return AgreementFold::opening(answer, call, mine); });
     if (opening) return *opening;
   }
   Records records(round_of(call, mine, phase));

@@ -69,8 +69,9 @@ std::string refusal_text(const Group& group, const Decision& refused, std::span<
 ErrorKind kind_of(NoRouteReason refusal) noexcept;
 
 // The memory that ranks take for an exchange and for the parts of a stream. The functions are pure and use the records
-// of round 1, so they give the same result on all ranks. A sender over shared memory knows its need in advance. For a
-// root that merges or that receives from other hosts, the need follows from the records of the other ranks.
+// of round 1. They give the same result on all ranks that have the records of the members. A sender over shared memory
+// knows its need in advance. For a root that merges or that receives from other hosts, the need follows from the
+// records of the other ranks.
 
 /// Returns the size of a piece of the window. A merge whose rows do not arrive at their final place uses a window with
 /// two pieces per sender. `largest`: size of the largest tensor that uses the window.

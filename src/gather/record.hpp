@@ -22,7 +22,7 @@ namespace muster::gather {
 enum class GatherKind : std::uint8_t { configs = 1, tensors = 2, merge = 3, stream = 4 };
 const char* to_string(GatherKind operation) noexcept;
 
-inline constexpr std::uint32_t record_version = 5;
+inline constexpr std::uint32_t record_version = 6;
 inline constexpr std::uint32_t no_position = 0xffffffff;
 
 /// The location of a rank's tensors. Tensors without elements do not count.

@@ -148,6 +148,7 @@ std::shared_ptr<ControlBlock> ControlBlock::create(Region& region, int size) {
   const bool reserves = region.must_reserve();
   std::shared_ptr<ControlBlock> block(new ControlBlock(region.memory(), place, size));
   if (reserves) os::reserve(*block->memory_, place, pieces_offset(size));
+  block->header().layout = group_layout;
   block->header().size = static_cast<std::uint32_t>(size);
   block->header().reserves_rings = reserves ? 1 : 0;
   return block;
@@ -159,6 +160,10 @@ std::shared_ptr<ControlBlock> ControlBlock::open(const Region& region, std::uint
     throw Error(ErrorKind::corrupt, "malformed control block of the group: too small for " + std::to_string(size) +
                                         " ranks. Use one build of Muster on all ranks");
   std::shared_ptr<ControlBlock> block(new ControlBlock(region.memory(), place, size));
+  if (const std::uint32_t layout = block->header().layout; layout != group_layout)
+    throw Error(ErrorKind::version, "control block of the group: opening it: it has layout " + std::to_string(layout) +
+                                        ", and this rank has layout " + std::to_string(group_layout) +
+                                        ". Install the same version of Muster on all hosts");
   if (block->header().size != static_cast<std::uint32_t>(size))
     throw Error(ErrorKind::corrupt,
                 "malformed control block of the group: it is for another number of ranks. Use one build of Muster on "

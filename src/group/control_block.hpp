@@ -50,6 +50,7 @@ struct FailureCell {
 };
 
 struct alignas(64) ControlHeader {
+  std::uint32_t layout;  // group_layout of the rank that created the block; stays in front in all versions
   std::uint32_t size;
   std::uint32_t reserves_rings;                    // not 0: memory must be reserved before it is touched
   alignas(64) std::atomic<std::uint32_t> round;    // the latest complete round; futex
@@ -112,7 +113,8 @@ class ControlBlock final : public Pulse {
   /// Creates a control block for `size` ranks in a region that all of them have. The caller sends its place to the
   /// other ranks. Throws Error(out_of_space).
   static std::shared_ptr<ControlBlock> create(Region& region, int size);
-  /// Maps a control block that another rank created. Throws Error(corrupt) if it is not a block for `size` ranks.
+  /// Maps a control block that another rank created. Throws Error(version) if it has another layout, and
+  /// Error(corrupt) if it is not a block for `size` ranks.
   static std::shared_ptr<ControlBlock> open(const Region& region, std::uint64_t place, int size);
 
   [[nodiscard]] std::uint64_t place() const noexcept { return place_; }

@@ -59,6 +59,18 @@ void fail_on_message(Group& group, int from, std::uint64_t bytes, std::uint64_t 
                     {.rank = rank}));
 }
 
+int first_of_host(const Group& group) {
+  const int host = group.host_of(group.rank());
+  int rank = 0;
+  while (group.host_of(rank) != host) ++rank;
+  return rank;
+}
+
+Error malformed_round(const std::string& words) {
+  return {ErrorKind::corrupt,
+          fmt::format("malformed message of a round: {}. Use one build of Muster on all ranks", words)};
+}
+
 Error different_calls(const RankInfo& one, const RankInfo& other) {
   return {ErrorKind::rank_mismatch,
           fmt::format("{} and {} are in different calls. Make the same collective calls in the same order on all ranks",
@@ -221,17 +233,17 @@ namespace {
 /// Whether any record has a byte that is not 0.
 class AnyFold final : public HostFold {
  public:
-  void up(std::span<const int>, std::span<const std::byte> here, std::span<const std::span<const std::byte>> below,
-          Bytes& out) override {
-    any_ = is_any(here);
-    for (const auto& message : below) any_ = any_ || is_any(message);
-    down(own_host, out);
+  void begin(std::span<const int>, std::span<const std::byte> here) override {
+    any_ = std::ranges::any_of(here, [](std::byte byte) { return byte != std::byte{0}; });
   }
-  void take(std::span<const std::byte> above) override { any_ = any_ || is_any(above); }
+  void take_below(std::span<const std::byte> message) override { any_ = read(message) || any_; }
+  void up(Bytes& out) override { down(own_host, out); }
+  void take_above(std::span<const std::byte> message) override { any_ = read(message) || any_; }
   void down(std::size_t, Bytes& out) const override { out.push_back(any_ ? std::byte{1} : std::byte{0}); }
   [[nodiscard]] bool tells_all_the_same() const noexcept override { return true; }
-  static bool is_any(std::span<const std::byte> bytes) {
-    return std::ranges::any_of(bytes, [](std::byte byte) { return byte != std::byte{0}; });
+  static bool read(std::span<const std::byte> message) {
+    if (message.size() != 1) throw malformed_round(fmt::format("{} bytes instead of 1", message.size()));
+    return message.front() != std::byte{0};
   }
 
  private:
@@ -258,7 +270,8 @@ std::vector<std::byte> BaseGroup::do_fold(std::span<const std::byte>, HostFold&,
 
 bool BaseGroup::any(std::span<const std::byte> mine, const WaitOptions& options) {
   AnyFold any;
-  return AnyFold::is_any(fold(mine, any, options));
+  const auto answer = fold(mine, any, options);
+  return or_blame(*this, first_here, [&] { return AnyFold::read(answer); });
 }
 
 std::shared_ptr<Region> BaseGroup::region_of(int) const {
@@ -339,7 +352,11 @@ void BaseGroup::wait_until(const std::function<bool()>& done,
 void BaseGroup::agree(const std::optional<Error>& trouble, const WaitOptions& options) {
   // 0: success; otherwise the kind of the error + 1.
   const std::uint32_t mine = trouble ? static_cast<std::uint32_t>(trouble->kind()) + 1 : 0;
-  if (AnyFold fold; has_folds() && !AnyFold::is_any(do_fold(std::as_bytes(std::span(&mine, 1)), fold, options))) return;
+  if (has_folds()) {
+    AnyFold fold;
+    const auto answer = do_fold(std::as_bytes(std::span(&mine, 1)), fold, options);
+    if (!or_blame(*this, first_here, [&] { return AnyFold::read(answer); })) return;
+  }
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(statuses_)), options);
   const auto first = std::ranges::find_if(statuses_, [](std::uint32_t status) { return status != 0; });
   if (first == statuses_.end()) return;

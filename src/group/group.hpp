@@ -28,6 +28,10 @@ namespace muster::group {
 struct Peers;
 class Region;
 
+/// The number of the layouts of the control block and of the messages of rounds. A change of one of them raises it. A
+/// build without this number reads its number of ranks here, which is never so large.
+inline constexpr std::uint32_t group_layout = 1'000'001;
+
 /// The head of a packet. Its contents are defined by the sender.
 using PacketHead = std::array<std::byte, 32>;
 /// Called with the head of a packet and the length of the rest. Returns memory of exactly that length.

@@ -9,21 +9,23 @@
 
 namespace muster::group {
 
-/// Only the first rank of each host calls these functions, once per round and in this order. They may throw Error,
-/// which fails the group. Messages of other hosts must be checked before they are used.
+/// Only the first rank of each host calls these functions, in this order. They may throw Error, which fails the group.
+/// Messages of other hosts must be checked before they are used. An error of take_below() or take_above() names the
+/// rank that sent the message. All spans stay valid until the round ends.
 class HostFold {
  public:
   using Bytes = std::vector<std::byte>;
   virtual ~HostFold() = default;
 
-  /// Appends the message to the host above. `here` has one record for each rank of this host, in the order of `ranks`.
-  /// `below` has one message for each host directly below, in ascending order. No host receives the message of the top
-  /// host.
-  virtual void up(std::span<const int> ranks, std::span<const std::byte> here,
-                  std::span<const std::span<const std::byte>> below, Bytes& out) = 0;
+  /// Takes the records of this host: one for each of `ranks`, in their order.
+  virtual void begin(std::span<const int> ranks, std::span<const std::byte> here) = 0;
+  /// Takes the message that up() has made on a host directly below. Called once for each of them, in ascending order.
+  virtual void take_below(std::span<const std::byte> message) = 0;
+  /// Appends the message to the host above. No host receives the message of the top host.
+  virtual void up(Bytes& out) = 0;
   /// Takes the message that down() has made on the host above. It is not called on the top host.
-  virtual void take(std::span<const std::byte> above) = 0;
-  /// Appends the message to the host with that index in `below`, or to the ranks of this host (own_host).
+  virtual void take_above(std::span<const std::byte> message) = 0;
+  /// Appends the message to the directly lower host with that index, or to the ranks of this host (own_host).
   virtual void down(std::size_t child, Bytes& out) const = 0;
   static constexpr std::size_t own_host = SIZE_MAX;
   /// Returns whether the messages of down() are all equal.

@@ -136,37 +136,42 @@ class GatherFold final : public group::HostFold {
   GatherFold(const Hosts& hosts, std::size_t record_bytes, std::span<std::byte> all)
       : hosts_(hosts), record_bytes_(record_bytes), all_(all) {}
 
-  void up(std::span<const int>, std::span<const std::byte> here, std::span<const std::span<const std::byte>> below,
-          Bytes& out) override {
+  void begin(std::span<const int>, std::span<const std::byte> here) override { parts_ = {here}; }
+  void take_below(std::span<const std::byte> message) override {
+    const int child = tree().children(hosts_.mine)[parts_.size() - 1];
+    std::size_t ranks = 0;
+    for (const int host : tree().with_all_below(child)) ranks += hosts_.on(host).size();
+    check(message.size(), ranks * record_bytes_);
+    parts_.push_back(message);
+  }
+  void up(Bytes& out) override {
     const std::size_t begin = out.size();
-    out.insert(out.end(), here.begin(), here.end());
-    for (const auto& records : below) out.insert(out.end(), records.begin(), records.end());
+    for (const auto& records : parts_) out.insert(out.end(), records.begin(), records.end());
     if (hosts_.mine != 0) return;
-    check(out.size() - begin);
     // The message has the hosts in preorder.
     const std::byte* next = out.data() + begin;
-    for (const int host : HostTree{static_cast<int>(hosts_.members.size())}.with_all_below(0))
+    for (const int host : tree().with_all_below(0))
       for (const int member : hosts_.on(host)) {
         if (record_bytes_ != 0)
           std::memcpy(all_.data() + static_cast<std::size_t>(member) * record_bytes_, next, record_bytes_);
         next += record_bytes_;
       }
   }
-  void take(std::span<const std::byte> above) override {
-    check(above.size());
-    std::ranges::copy(above, all_.begin());
+  void take_above(std::span<const std::byte> message) override {
+    check(message.size(), all_.size());
+    std::ranges::copy(message, all_.begin());
   }
   void down(std::size_t, Bytes& out) const override { out.insert(out.end(), all_.begin(), all_.end()); }
   [[nodiscard]] bool tells_all_the_same() const noexcept override { return true; }
 
  private:
-  void check(std::size_t bytes) const {
-    if (bytes != all_.size())
-      throw Error(ErrorKind::corrupt,
-                  fmt::format("malformed message of a round: {} bytes instead of {}", bytes, all_.size()));
+  static void check(std::size_t bytes, std::size_t expected) {
+    if (bytes != expected) throw group::malformed_round(fmt::format("{} bytes instead of {}", bytes, expected));
   }
+  [[nodiscard]] HostTree tree() const noexcept { return {static_cast<int>(hosts_.members.size())}; }
 
   const Hosts& hosts_;
+  std::vector<std::span<const std::byte>> parts_;  // the records of this host, and those of the hosts below
   std::size_t record_bytes_;
   std::span<std::byte> all_;
 };
@@ -184,7 +189,8 @@ void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::b
   GatherFold fold(*hosts_, mine.size(), all);
   const auto message = run_round(mine, RoundHead::Kind::all_gather, fold, options);
   if (rank() == hosts_->leader(hosts_->mine)) return;
-  group::or_fail(*this, [&] { fold.take(std::span(*message).subspan(sizeof(RoundHead))); });
+  group::or_blame(*this, hosts_->leader(hosts_->mine),
+                  [&] { fold.take_above(std::span(*message).subspan(sizeof(RoundHead))); });
 }
 
 std::vector<std::byte> HostsGroup::do_fold(std::span<const std::byte> mine, group::HostFold& fold,
@@ -259,20 +265,22 @@ std::shared_ptr<const std::vector<std::byte>> HostsGroup::fold_hosts(std::span<c
   };
   const std::vector<int> children = tree.children(hosts_->mine);
   // Step 2.
-  std::vector<std::vector<std::byte>> received;
-  for (const int child : children)
-    received.push_back(take(hosts_->leader(child), MessageTag::up, tree.height(hosts_->mine) * wait_step));
-  std::vector<std::span<const std::byte>> below;
-  for (const std::vector<std::byte>& bytes : received) below.push_back(std::span(bytes).subspan(sizeof head));
-  const auto up = message([&](std::vector<std::byte>& out) { fold.up(hosts_->here(), here, below, out); });
+  group::or_fail(*this, [&] { fold.begin(hosts_->here(), here); });
+  std::vector<std::vector<std::byte>> below;
+  for (const int child : children) {
+    const int from = hosts_->leader(child);
+    below.push_back(take(from, MessageTag::up, tree.height(hosts_->mine) * wait_step));
+    group::or_blame(*this, from, [&] { fold.take_below(std::span(below.back()).subspan(sizeof head)); });
+  }
+  const auto up = message([&](std::vector<std::byte>& out) { fold.up(out); });
   // Step 3.
   std::vector<std::byte> above;
   if (hosts_->mine != 0) {
     const int parent = hosts_->leader(tree.parent(hosts_->mine));
     give(parent, MessageTag::up, up);
     above = take(parent, MessageTag::down, (tree.height(0) + tree.depth(hosts_->mine)) * wait_step);
+    group::or_blame(*this, parent, [&] { fold.take_above(std::span(above).subspan(sizeof head)); });
   }
-  if (!above.empty()) group::or_fail(*this, [&] { fold.take(std::span(above).subspan(sizeof head)); });
   const auto down = [&](std::size_t child) {
     return message([&](std::vector<std::byte>& out) { fold.down(child, out); });
   };

@@ -11,6 +11,8 @@
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/merge_gather.hpp"
+#include "src/gather/record.hpp"
+#include "src/group/group.hpp"
 #include "src/multihost/hosts.hpp"
 #include "tests/support/exchanges.hpp"
 #include "tests/support/patterns.hpp"
@@ -123,6 +125,48 @@ TEST_CASE("a rank on the last host that fails or passes another list is named on
     });
     gather_and_check(group, all, 800, 0);
   });
+}
+
+namespace {
+
+/// The messages to other hosts have two bytes, which no call of the library sends.
+class OddFold final : public group::HostFold {
+ public:
+  void begin(std::span<const int>, std::span<const std::byte>) override {}
+  void take_below(std::span<const std::byte>) override {}
+  void up(Bytes& out) override { out.resize(out.size() + 2); }
+  void take_above(std::span<const std::byte>) override {}
+  void down(std::size_t, Bytes& out) const override { out.resize(out.size() + 2); }
+};
+
+}  // namespace
+
+TEST_CASE("a malformed message of a round is reported in the name of its sender") {
+  // The last host is below another one than the top host. The root sends down to all.
+  for (const int sender : {ranks - 1, 0})
+    for (const bool is_gather : {false, true}) {
+      CAPTURE(sender);
+      CAPTURE(is_gather);
+      const std::vector<Ended> all = try_ranks(ranks, [&](Group& group) {
+        const Error error = error_of(
+            ErrorKind::corrupt,
+            {"rank " + std::to_string(sender) + " (host ", "malformed message of a round", "Use one build of Muster"},
+            [&] {
+              const std::vector<std::byte> record(is_gather ? sizeof(gather::ExchangeRecord) : 1);
+              const Config config = Config::object({{"rank", group.rank()}});
+              OddFold odd;
+              if (group.rank() == sender)
+                (void)group::inside(group).fold(record, odd, {});
+              else if (is_gather)
+                (void)get_configs_parallel(&config, ranks_from(0, ranks), group);
+              else
+                (void)group::inside(group).any(record, {});
+              group.barrier();
+            });
+        RANK_CHECK(error.rank() == sender);
+      });
+      check_ended(all);
+    }
 }
 
 TEST_CASE("ranks in different calls get an error, on whichever host they are") {

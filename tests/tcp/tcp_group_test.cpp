@@ -332,15 +332,18 @@ TEST_CASE("a file that names another job's rendezvous, which is not disturbed") 
 TEST_CASE("an answer that is longer than a piece reaches all ranks of a host") {
   // The records of all ranks have 40 KiB. Each host has 20 ranks, and the answer has three pieces.
   constexpr int ranks = 40;
+  if (::geteuid() != 0) {
+    MESSAGE("skipped: without root all ranks are on one host, which sends no answers");
+    return;
+  }
   const std::string address = free_address();
   run_processes(ranks, [&](int rank) {
-    if (::geteuid() == 0) enter_host(rank % 2);
+    enter_host(rank % 2);
     const auto group = join(address, rank, ranks, 60s);
+    RANK_CHECK(!group->shares_memory(rank ^ 1));
     for (int turn = 0; turn < 30; ++turn) {
       const std::vector<std::byte> mine(Group::max_record, static_cast<std::byte>(rank + turn));
       std::vector<std::byte> all(ranks * mine.size());
-      // The ranks do not read at the same time.
-      if (rank == turn) std::this_thread::sleep_for(20ms);
       group->all_gather(mine, all);
       for (std::size_t i = 0; i < all.size(); ++i)
         RANK_CHECK(all[i] == static_cast<std::byte>(static_cast<int>(i / mine.size()) + turn));

@@ -58,11 +58,14 @@ struct Job {
   std::vector<std::unique_ptr<KnownHosts>> groups;  // by rank
   std::uint64_t sent = 0;                           // bytes between hosts in the last agreement
 
-  Job(int count, int per_host) {
+  /// With `random`, the hosts of the ranks are drawn, so they need not have consecutive ranks.
+  Job(int count, int per_host, std::mt19937* random = nullptr) {
     std::vector<int> keys;
     std::vector<RankInfo> ranks;
     for (int rank = 0; rank < count; ++rank) {
-      keys.push_back(rank / per_host);
+      const unsigned drawn =
+          random == nullptr ? static_cast<unsigned>(rank) : (*random)() % static_cast<unsigned>(count);
+      keys.push_back(static_cast<int>(drawn) / per_host);
       ranks.push_back({rank, "host", 1});
     }
     hosts = std::make_shared<const multihost::Hosts>(keys, 0);
@@ -83,17 +86,18 @@ struct Job {
     for (int host = count - 1; host >= 0; --host) {
       std::vector<ExchangeRecord> here;
       for (const int rank : hosts->on(host)) here.push_back(records[static_cast<std::size_t>(rank)]);
-      std::vector<std::span<const std::byte>> below;
-      for (const int child : tree.children(host)) below.emplace_back(up[static_cast<std::size_t>(child)]);
+      AgreementFold& fold = folds[static_cast<std::size_t>(host)];
+      fold.begin(hosts->on(host), std::as_bytes(std::span(here)));
+      for (const int child : tree.children(host)) fold.take_below(up[static_cast<std::size_t>(child)]);
       std::vector<std::byte>& out = up[static_cast<std::size_t>(host)];
-      folds[static_cast<std::size_t>(host)].up(hosts->on(host), std::as_bytes(std::span(here)), below, out);
+      fold.up(out);
       if (host != 0) sent += out.size();
     }
     std::vector<std::vector<std::byte>> above(static_cast<std::size_t>(count));
     std::vector<std::vector<std::byte>> answers(static_cast<std::size_t>(count));
     for (int host = 0; host < count; ++host) {
       AgreementFold& fold = folds[static_cast<std::size_t>(host)];
-      if (host != 0) fold.take(above[static_cast<std::size_t>(host)]);
+      if (host != 0) fold.take_above(above[static_cast<std::size_t>(host)]);
       fold.down(group::HostFold::own_host, answers[static_cast<std::size_t>(host)]);
       const std::vector<int> children = tree.children(host);
       for (std::size_t child = 0; child < children.size(); ++child) {
@@ -119,6 +123,9 @@ struct Job {
 /// Writes one list into the records of its members.
 void make_list(std::vector<ExchangeRecord>& records, const std::vector<int>& list, GatherKind operation,
                std::mt19937& random) {
+  const bool is_gather = operation == GatherKind::configs || operation == GatherKind::tensors;
+  const bool on_devices = is_gather && random() % 4 == 0;
+  const bool receives = is_gather && random() % 4 == 0;
   for (std::size_t position = 0; position < list.size(); ++position) {
     ExchangeRecord& record = records[static_cast<std::size_t>(list[position])];
     record.operation = operation;
@@ -127,7 +134,9 @@ void make_list(std::vector<ExchangeRecord>& records, const std::vector<int>& lis
     record.position = static_cast<std::uint32_t>(position);
     record.routes = static_cast<std::uint8_t>(route_bit(list.size() == 1 ? Route::local : Route::tcp) |
                                               route_bit(Route::workspace));
-    record.residency = Residency::host;
+    record.residency = on_devices ? Residency::device : Residency::host;
+    if (on_devices) record.routes |= route_bit(Route::device);
+    record.receives = receives;
     record.has_value = true;
     record.payload_bytes = random() % 1000;
     record.moving_bytes = record.payload_bytes;
@@ -269,8 +278,8 @@ TEST_CASE("an agreement leads to the conclusions of an all-gather, for random li
   int agreed = 0;
   int refused = 0;
   for (const auto& [count, per_host] : std::vector<std::pair<int, int>>{{2, 1}, {4, 2}, {13, 1}, {24, 2}, {96, 1}}) {
-    Job job(count, per_host);
     for (int turn = 0; turn < 150; ++turn) {
+      Job job(count, per_host, turn % 4 == 0 ? nullptr : &random);
       std::vector<ExchangeRecord> records = random_records(count, turn % 3 == 0, random);
       agreed += compare(job, records) ? 1 : 0;
       damage(records, random);
@@ -342,9 +351,8 @@ TEST_CASE("malformed messages are refused") {
   const std::vector<int> ranks = {0, 1};
   for (const std::size_t length : {std::size_t{0}, std::size_t{7}, std::size_t{13}}) {
     AgreementFold fold(job.group(0));
-    std::vector<std::byte> out;
+    fold.begin(ranks, here);
     const std::vector<std::byte> message(length, std::byte{1});
-    const std::vector<std::span<const std::byte>> below = {message};
-    CHECK_THROWS_WITH_AS(fold.up(ranks, here, below, out), doctest::Contains("malformed message"), Error);
+    CHECK_THROWS_WITH_AS(fold.take_below(message), doctest::Contains("malformed message"), Error);
   }
 }
