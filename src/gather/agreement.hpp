@@ -69,7 +69,7 @@ class AgreementFold final : public group::HostFold {
     std::int32_t first_rank = 0;
     Route route = Route::auto_;
     std::array<std::uint8_t, 3> zero{};  // no padding is sent
-    ExchangeRecord first;
+    ExchangeRecord first{};
   };
   static_assert(sizeof(ListAnswer) == 24 + sizeof(ExchangeRecord));
   /// The lists that have members on a host, or on a host directly below and on those below that.
