@@ -33,6 +33,8 @@ def main():
             sys.exit(f"sbom.py: the version of {name} is not known: install it (apt-get install {name})")
         packages.append(package(name, installed.stdout, licence))
     packages.append(package("nanobind", "NOASSERTION", "BSD-3-Clause"))
+    # src/report/page/vendor/README.md
+    packages.append(package("echarts", "6.1.0", "Apache-2.0"))
     relations = [{"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": "SPDXRef-muster"}]
     relations += [{"spdxElementId": "SPDXRef-muster", "relationshipType": "CONTAINS", "relatedSpdxElement": each["SPDXID"]} for each in packages[1:]]
     document = {

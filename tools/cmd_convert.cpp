@@ -71,10 +71,7 @@ void check_paths(const ConvertArguments& arguments) {
     refuse(arguments.in, "is a directory. Use muster export or muster shard for directories");
   if (fs::equivalent(arguments.in, arguments.out, error))
     refuse(arguments.out, "the output is the input file. Name another file");
-  const fs::file_status status = fs::symlink_status(arguments.out, error);
-  if (fs::exists(status) && !fs::is_regular_file(status))
-    refuse(arguments.out, "already exists, and is not a regular file. Name another file");
-  if (fs::exists(status) && !arguments.force) refuse(arguments.out, "already exists. Pass --force to replace it");
+  check_new_file(arguments.out, arguments.force);
 }
 
 /// Whether the name is that of a state file.

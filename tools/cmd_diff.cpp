@@ -22,6 +22,7 @@ struct DiffArguments {
   std::string b;
   SourceOptions source;
   TensorFilter filter;
+  std::string order;
   bool json = false;
 };
 
@@ -35,6 +36,8 @@ void add_diff_command(CLI::App& app, int& status) {
       ->required()
       ->type_name("B");
   add_name_options(*command, arguments->filter.select, arguments->filter.exclude);
+  add_sort_option(*command, arguments->order, {"file", "name", "relative"},
+                  "Order of the tensors; relative: the largest difference first");
   add_source_options(*command, arguments->source);
   add_json_flag(*command, arguments->json);
   command->footer(
@@ -49,7 +52,7 @@ void add_diff_command(CLI::App& app, int& status) {
       "  muster diff shards/ model/ --plan auto\n"
       "  muster diff before.h5 workspace/ --rank 2");
   command->callback([arguments, &status] {
-    const Config report = inspect::diff_models(arguments->a, arguments->b, arguments->source, arguments->filter);
+    Config report = inspect::diff_models(arguments->a, arguments->b, arguments->source, arguments->filter);
     const bool has_differences =
         std::ranges::any_of(std::array{"tensor_differences", "file_differences", "config_differences"},
                             [&](const char* kind) { return !report.at(kind).as_array().empty(); });
@@ -57,6 +60,10 @@ void add_diff_command(CLI::App& app, int& status) {
       throw Error(ErrorKind::unsupported,
                   fmt::format("{} and {}: cannot be compared completely: {}", in_quotes(arguments->a),
                               in_quotes(arguments->b), report.at("not_compared_message").as_string()));
+    using inspect::DiffOrder;
+    inspect::sort_differences(report, arguments->order == "name"       ? DiffOrder::name
+                                      : arguments->order == "relative" ? DiffOrder::relative
+                                                                       : DiffOrder::file);
     print(arguments->json ? inspect::json_report(report) : inspect::diff_text(report));
     status = has_differences ? 1 : 0;
   });

@@ -71,6 +71,10 @@ void add_pull_command(CLI::App& app, int& /*status*/) {
       *command, "--wait", [&options](std::chrono::seconds time) { options.wait = time; },
       "How long to wait for the version, and for files that a network file system does not show yet")
       ->default_str("0s");
+  add_age_option(
+      *command, "--lock-timeout", [&options](std::chrono::seconds time) { options.lock_timeout = time; },
+      "How long to wait for another process of this host that pulls to LOCAL")
+      ->default_str("30min");
   command
       ->add_option_function<std::string>(
           "--durability",

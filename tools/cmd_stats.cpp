@@ -53,8 +53,8 @@ void add_stats_command(CLI::App& app, int& /*status*/) {
                     : arguments->order == "size" ? StatsOrder::size
                                                  : StatsOrder::file;
     options.progress = progress_bar();
-    print(arguments->json ? inspect::json_report(inspect::stats_tree(source, options))
-                          : inspect::stats_text(source, options));
+    if (arguments->json) return inspect::stats_json(source, options, print);
+    print(inspect::stats_text(source, options));
   });
 }
 

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "src/inspect/traces.hpp"
-#include "src/os/publish.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
 
@@ -20,25 +19,6 @@ struct TraceArguments {
   bool imbalance = false;
   bool json = false;
 };
-
-void write_file(const inspect::Trace& trace, const std::string& path) {
-  constexpr std::size_t piece = 1 << 20;
-  os::remove_dead_partials(path);
-  os::PublishedFile file(path);
-  std::string text;
-  std::uint64_t at = 0;
-  const auto write = [&] {
-    file.write_at(at, std::as_bytes(std::span(text)));
-    at += text.size();
-    text.clear();
-  };
-  inspect::write_events(trace, [&](std::string_view more) {
-    text += more;
-    if (text.size() >= piece) write();
-  });
-  write();
-  file.commit(os::Durability::unsynced);
-}
 
 struct StatusArguments {
   std::string what;
@@ -54,7 +34,8 @@ void show_status(const StatusArguments& arguments) {
 
 void merge(const TraceArguments& arguments) {
   const inspect::Trace trace = inspect::read_trace(arguments.directory);
-  if (!arguments.out.empty()) write_file(trace, arguments.out);
+  if (!arguments.out.empty())
+    write_output_file(arguments.out, [&](const inspect::Sink& sink) { inspect::write_events(trace, sink); });
   using inspect::RankOrder;
   inspect::TraceSummary summary = inspect::summarize(trace);
   inspect::sort(summary, arguments.order == "waiting"  ? RankOrder::waiting

@@ -35,6 +35,7 @@ void add_cat_command(CLI::App& app, int& status);
 void add_diff_command(CLI::App& app, int& status);
 void add_fingerprint_command(CLI::App& app, int& status);
 void add_verify_command(CLI::App& app, int& status);
+void add_report_command(CLI::App& app, int& status);
 void add_convert_command(CLI::App& app, int& status);
 void add_shard_command(CLI::App& app, int& status);
 void add_export_command(CLI::App& app, int& status);

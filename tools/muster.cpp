@@ -62,11 +62,11 @@ int main(int argc, char** argv) {
   app.formatter(std::make_shared<HelpFormatter>());
   int status = 0;
   for (const auto add :
-       {add_run_command,    add_ls_command,          add_show_command,    add_stats_command,   add_cat_command,
-        add_diff_command,   add_fingerprint_command, add_verify_command,  add_convert_command, add_shard_command,
-        add_export_command, add_plan_command,        add_publish_command, add_pull_command,    add_log_command,
-        add_gc_command,     add_trace_command,       add_status_command,  add_doctor_command,  add_completion_command,
-        add_man_command})
+       {add_run_command,        add_ls_command,          add_show_command,   add_stats_command,   add_cat_command,
+        add_diff_command,       add_fingerprint_command, add_verify_command, add_report_command,  add_convert_command,
+        add_shard_command,      add_export_command,      add_plan_command,   add_publish_command, add_pull_command,
+        add_log_command,        add_gc_command,          add_trace_command,  add_status_command,  add_doctor_command,
+        add_completion_command, add_man_command})
     add(app, status);
   try {
     const int result = run(app, argc, argv, status);

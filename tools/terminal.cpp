@@ -12,12 +12,15 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
+#include <span>
 #include <utility>
 
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/plan/plan_internal.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
+#include "src/os/publish.hpp"
 #include "tools/commands.hpp"
 #include "tools/usage.hpp"
 
@@ -293,6 +296,37 @@ CLI::Option* add_age_option(CLI::App& command, const char* name, const std::func
 void add_stale_option(CLI::App& command, std::optional<std::chrono::seconds>& value, const char* help) {
   add_age_option(
       command, "--stale-after", [&value](std::chrono::seconds age) { value = age; }, help);
+}
+
+void check_new_file(const std::string& path, bool force) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  if (!fs::exists(status)) return;
+  const auto refuse = [&](const char* cause) {
+    throw Error(ErrorKind::invalid_argument, fmt::format("{}: {}", in_quotes(path), cause), {.path = path});
+  };
+  if (!fs::is_regular_file(status)) refuse("already exists, and is not a regular file. Name another file");
+  if (!force) refuse("already exists. Pass --force to replace it");
+}
+
+void write_output_file(const std::string& path, const std::function<void(const inspect::Sink&)>& write) {
+  constexpr std::size_t piece = 1 << 20;
+  os::remove_dead_partials(path);
+  os::PublishedFile file(path);
+  std::string text;
+  std::uint64_t at = 0;
+  const auto flush = [&] {
+    file.write_at(at, std::as_bytes(std::span(text)));
+    at += text.size();
+    text.clear();
+  };
+  write([&](std::string_view more) {
+    text += more;
+    if (text.size() >= piece) flush();
+  });
+  flush();
+  file.commit(os::Durability::unsynced);
 }
 
 std::optional<int> parse_compression(const std::string& text) {

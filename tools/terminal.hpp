@@ -117,6 +117,14 @@ void add_output_options(CLI::App& command, std::string& out, Options& options) {
 /// Error(invalid_argument).
 std::optional<int> parse_compression(const std::string& text);
 
+/// Throws Error(invalid_argument) if `path` exists and `force` is not set, or if it is not a regular file.
+void check_new_file(const std::string& path, bool force);
+/// Writes a file that consists of the pieces that write(sink) passes to its sink, and replaces an existing file. It
+/// appears complete or not at all. Leftovers of a killed command for this file are removed. The data need not be on the
+/// disk when the call returns. If `path` cannot be written, the call throws before it calls write(). Throws as
+/// os::PublishedFile.
+void write_output_file(const std::string& path, const std::function<void(const inspect::Sink&)>& write);
+
 /// Adds --width and --ascii.
 void add_style_options(CLI::App& command, inspect::OutputStyle& style);
 

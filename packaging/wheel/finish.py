@@ -12,6 +12,9 @@ from pathlib import Path
 
 EXPRESSION = "Apache-2.0 AND BSD-2-Clause AND BSD-3-Clause AND BSL-1.0 AND MIT AND Zlib AND (GPL-3.0-or-later WITH GCC-exception-3.1)"
 
+# The plotting library in the pages of `muster report`.
+ECHARTS = Path(__file__).resolve().parents[2] / "src/report/page/vendor"
+
 
 def wheel(*arguments):
     subprocess.run([sys.executable, "-m", "wheel", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
@@ -28,6 +31,8 @@ def main():
         shutil.copytree(licences, third)
         (nanobind,) = venv.glob("lib/python3*/site-packages/nanobind*/**/LICENSE")
         shutil.copy(nanobind, third / "nanobind")
+        for name in ("LICENSE", "NOTICE", "LICENSE-d3"):
+            shutil.copy(ECHARTS / name, third / f"echarts-{name}")
         metadata = (info / "METADATA").read_text()
         head, _, text = metadata.partition("\n\n")
         lines = [line for line in head.split("\n") if not line.startswith("License-Expression:")]

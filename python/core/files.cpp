@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // State files, workspaces, safetensors files, shards of a model in memory, and the reports of the program `muster`.
 
+#include <fmt/ranges.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -26,6 +28,7 @@
 #include "src/group/error_propagation.hpp"
 #include "src/inspect/reports.hpp"
 #include "src/inspect/show.hpp"
+#include "src/report/report.hpp"
 
 namespace muster::python {
 namespace {
@@ -219,6 +222,9 @@ void bind_checkpoints(nb::module_& module) {
         options.take("plan", made.plan);
         options.take("base_model", made.base_model);
         options.take("source_layout", made.source_layout);
+        const TensorFilter filter = filter_of(given);
+        made.select = filter.select;
+        made.exclude = filter.exclude;
         const auto work = [&](const ProgressCallback& tell, const std::stop_token& stop) {
           made.progress = ended_by(tell, stop, "verifying " + path);
           return verify(path, made);
@@ -250,6 +256,23 @@ void bind_checkpoints(nb::module_& module) {
         nb::object result = object_of(inspect::fingerprint_tree(path, found));
         result["text"] = found.text();
         return result;
+      },
+      nb::arg(), nb::arg(), nb::arg().none());
+  module.def(
+      "report",
+      [](const std::vector<std::string>& paths, const Dict& given, nb::handle progress) {
+        report::ReportOptions made{.source = source_options_of(given), .filter = filter_of(given)};
+        const Options options(given);
+        options.take("diff", made.is_diff);
+        options.take("values", made.has_values);
+        options.take("checksums", made.has_checksums);
+        options.take("bins", made.bins);
+        options.take("layout", made.layout);
+        options.take("source_layout", made.source.source_layout);
+        return long_work(progress, [&](const ProgressCallback& tell, const std::stop_token& stop) {
+          made.progress = ended_by(tell, stop, "reading " + fmt::format("{}", fmt::join(paths, ", ")));
+          return report::report_page(report::report_tree(paths, made));
+        });
       },
       nb::arg(), nb::arg(), nb::arg().none());
   module.def("show", [](const std::string& path, const Dict& given) {

@@ -3,6 +3,7 @@
 // not acquire the GIL: another thread that holds the GIL may be waiting for the log.
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -13,17 +14,19 @@
 #include "muster/log.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
+#include "src/base/message.hpp"
 
 namespace muster::python {
 namespace {
 
-/// More messages than this are dropped: a program may stop its thread.
+/// More messages than this are counted and dropped: a program may stop its thread.
 constexpr std::size_t most_messages = 10'000;
 
 struct Messages {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::pair<LogLevel, std::string>> waiting;
+  std::uint64_t dropped = 0;  // after the last message that waits
   bool is_closed = false;
 };
 
@@ -35,23 +38,31 @@ class LogQueue {
         [messages = messages_](LogLevel level, std::string_view message) {
           {
             const std::lock_guard lock(messages->mutex);
-            if (messages->waiting.size() < most_messages) messages->waiting.emplace_back(level, message);
+            if (messages->waiting.size() < most_messages)
+              messages->waiting.emplace_back(level, message);
+            else
+              ++messages->dropped;
           }
           messages->changed.notify_one();
         },
         lowest);
   }
 
-  /// Waits for messages, and returns (level, message) of each. Returns none after close().
+  /// Waits for messages, and returns (level, message) of each. If others were dropped after them, the last one reports
+  /// their number. Returns none after close().
   nb::typed<nb::list, nb::typed<nb::tuple, nb::str, nb::str>> take() {
-    const auto taken = without_gil([messages = messages_] {
+    const auto [taken, dropped] = without_gil([messages = messages_] {
       std::unique_lock lock(messages->mutex);
       messages->changed.wait(lock, [&] { return messages->is_closed || !messages->waiting.empty(); });
-      return std::exchange(messages->waiting, {});
+      return std::pair(std::exchange(messages->waiting, {}), std::exchange(messages->dropped, 0));
     });
     nb::list list;
     for (const auto& [level, message] : taken)
       list.append(nb::make_tuple(std::string(to_string(level)), text_object(message)));
+    if (dropped != 0)
+      list.append(
+          nb::make_tuple(std::string(to_string(LogLevel::warning)),
+                         text_object(counted(dropped, "message") + " dropped: the handlers of logging are too slow")));
     return list;
   }
   /// take() returns only the messages that wait already.

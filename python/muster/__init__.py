@@ -52,6 +52,7 @@ from ._launch import launch
 from ._logs import use_logging
 from ._names import missing_attribute as _missing_attribute
 from ._parts import Part
+from ._reports import Report, report
 from ._streams import LayerPart, gather_each, gather_each_async
 from ._typing import ReduceOp
 from ._versions import LocalVersion, Publisher, PublishReport, PullReport, VersionInfo, VersionLog, publish, pull, versions
@@ -96,6 +97,7 @@ __all__ = [
     "PullReport",
     "RankMismatchError",
     "ReduceOp",
+    "Report",
     "SharedArena",
     "State",
     "Tensor",
@@ -132,6 +134,7 @@ __all__ = [
     "publish",
     "pull",
     "read_state_file",
+    "report",
     "safetensors_metadata",
     "save_safetensors",
     "set_world",

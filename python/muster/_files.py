@@ -407,6 +407,8 @@ def verify(
     plan: _Path = "",
     base_model: _Path = "",
     source_layout: str | int | None = None,
+    select: str = "",
+    exclude: str = "",
     progress: _Progress = None,
 ) -> _Report:
     """Finds all problems of a checkpoint, rank shards, a workspace or a file. Local.
@@ -422,6 +424,9 @@ def verify(
         plan: As for export_model().
         base_model: As for export_model().
         source_layout: As for export_model().
+        select: A glob of tensor names: only these tensors are read and counted. Problems of whole files are always
+            reported.
+        exclude: A glob of tensor names: these tensors are neither read nor counted.
         progress: `progress(bytes, total_bytes, seconds)` is called while tensors are read, on an internal thread. If it
             raises an exception, or on Ctrl-C, the call ends.
 
@@ -441,6 +446,8 @@ def verify(
         "plan": os.fspath(plan),
         "base_model": os.fspath(base_model),
         "source_layout": source_layout,
+        "select": select,
+        "exclude": exclude,
     }
     return _core.verify(os.fspath(path), options, progress)
 

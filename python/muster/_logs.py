@@ -23,7 +23,8 @@ def use_logging(level: typing.Literal["debug", "info", "warning", "error"] | Non
     """Passes the messages of the library to the logger "muster" of the module logging, instead of to standard error.
 
     Messages of any thread of the library arrive in their order, on a separate thread. If 10,000 messages wait, further
-    ones are dropped. The exit of the interpreter waits for them. A forked child writes to standard error again.
+    ones are dropped, and a later warning states their number. The exit of the interpreter waits for the messages. A
+    forked child writes to standard error again.
 
     Args:
         level: Messages below this level are dropped. The logger and its handlers then apply their own levels. None

@@ -164,6 +164,8 @@ def test_shard_and_export(tmp_path):
     assert muster.diff(original, tmp_path / "out")["same"] and muster.verify(tmp_path / "out")["good"]
     # Verified like the input of an export, and cut for another layout with the same options.
     assert muster.verify(tmp_path / "shards", plan="llama", base_model=original, source_layout=2)["good"]
+    selected = muster.verify(original, select="*.weight", exclude="*norm*")
+    assert 0 < selected["tensors"] < len(muster.show(original)["tensors"]) and selected["not_selected"] > 0
     for options, words in (({"source_layout": 3}, "3"), ({"plan": "nowhere"}, "nowhere"), ({"base_model": tmp_path / "none"}, "none")):
         with pytest.raises(muster.Error, match=words):
             muster.verify(tmp_path / "shards", **options)

@@ -133,3 +133,28 @@ muster._core.log("warning", "of the parent")
     )
     assert out == ["WARNING:muster:of the parent"]
     assert [line for line in errors if "child" in line] == ["muster: warning: of the child"]
+
+
+def test_dropped_messages_are_counted():
+    out, _ = run(
+        """
+import logging, sys, threading, muster
+begun, goes_on = threading.Event(), threading.Event()
+class Slow(logging.Handler):
+    def emit(self, record):
+        begun.set()
+        goes_on.wait(30)
+        print(record.getMessage())
+logging.getLogger("muster").addHandler(Slow())
+muster.use_logging("info")
+muster._core.log("error", "first")
+begun.wait(30)
+for number in range(10_007):
+    muster._core.log("error", str(number))
+goes_on.set()
+muster.use_logging(None)
+"""
+    )
+    # Messages of the first call may have been taken together with some of the others.
+    assert out[0] == "first" and out[1] == "0" and "dropped" in out[-1]
+    assert len(out) - 2 + int(out[-1].split()[0]) == 10_007

@@ -248,7 +248,7 @@ class PartFingerprint {
       if (!is_first()) return;
       tensors_.emplace(group_, options_);
       std::vector<RankRoom> rooms;
-      for (const ShardListing& listing : read_listings(told, {}, rooms)) tensors_->add(listing);
+      for (const ShardListing& rank : read_listings(told, {}, rooms)) tensors_->add(rank);
       tensors_->plan();
     });
     hand_out_jobs();

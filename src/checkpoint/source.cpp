@@ -130,6 +130,8 @@ Source source_of_shards(const std::string& directory, SourceOptions request) {
   request.looks_only = true;
   ModelSource model = open_model(std::move(request));
   Source source{.path = directory, .kind = "shards", .tensors = model.tensors, .metadata = std::move(model.metadata)};
+  if (model.plan)
+    source.facts = {{"plan", model.plan->name()}, {"layout", to_string(model.layout)}, {"ranks", model.layout.ranks()}};
   for (const std::string& note : model.notes) source.issues.push_back({"note", "", note});
   return source;
 }

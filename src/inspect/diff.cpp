@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <mutex>
@@ -20,6 +21,7 @@
 #include "src/checkpoint/assembly/export.hpp"
 #include "src/checkpoint/assembly/shard_set.hpp"
 #include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/plan/arrangement.hpp"
 #include "src/core/thread_pool.hpp"
 #include "src/inspect/elements.hpp"
 #include "src/inspect/output.hpp"
@@ -32,12 +34,6 @@ namespace {
 constexpr std::uint64_t compared_at_once = std::uint64_t{6} << 20;  // a multiple of every group of packed elements
 constexpr std::uint64_t longest_json = std::uint64_t{256} << 20;
 
-// The kinds of differences of a tensor or a file.
-constexpr std::string_view only_in_a = "only in A";
-constexpr std::string_view only_in_b = "only in B";
-constexpr std::string_view other_type = "type";
-constexpr std::string_view other_values = "values";
-
 struct Pair {
   std::size_t a = 0;
   std::size_t b = 0;
@@ -49,12 +45,16 @@ struct ComparedPiece {
   std::uint64_t offset = 0;
 };
 
-void compare_pairs(const TensorSource& a, const TensorSource& b, std::vector<Pair>& pairs) {
+void compare_pairs(const TensorSource& a, const TensorSource& b, std::vector<Pair>& pairs,
+                   const ProgressCallback& progress) {
   std::vector<ComparedPiece> pieces;
+  std::uint64_t total = 0;
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const std::uint64_t bytes = a.tensors()[pairs[i].a].bytes;
     for (std::uint64_t offset = 0; offset < bytes; offset += compared_at_once) pieces.push_back({i, offset});
+    total += bytes;
   }
+  ProgressCounter counter(progress, total);
   struct Memory {
     std::vector<std::byte> a;
     std::vector<std::byte> b;
@@ -68,6 +68,7 @@ void compare_pairs(const TensorSource& a, const TensorSource& b, std::vector<Pai
     const std::uint64_t length = std::min(compared_at_once, entry.bytes - offset);
     const auto left = a.read_piece(pair.a, offset, length, memory[worker].a);
     const auto right = b.read_piece(pair.b, offset, length, memory[worker].b);
+    counter.add(length);
     if (std::memcmp(left.data(), right.data(), length) == 0) return;
     const ValueDifference difference = compare_values(entry.dtype, left, right);
     const std::lock_guard lock(mutex);
@@ -94,7 +95,7 @@ struct Differences {
 };
 
 /// Reports tensors that are missing in b, have another type, have other values, or are missing in a.
-Differences diff_tensors(const TensorSource& a, const TensorSource& b) {
+Differences diff_tensors(const TensorSource& a, const TensorSource& b, const ProgressCallback& progress) {
   Differences out;
   std::vector<Pair> pairs;
   const auto in_b = places_in(b);
@@ -115,7 +116,7 @@ Differences diff_tensors(const TensorSource& a, const TensorSource& b) {
     ++out.compared;
     out.bytes += left.bytes;
   }
-  compare_pairs(a, b, pairs);
+  compare_pairs(a, b, pairs, progress);
   for (const Pair& pair : pairs) {
     if (pair.values.elements == 0) continue;
     const TensorEntry& entry = a.tensors()[pair.a];
@@ -266,16 +267,17 @@ std::string tensor_words(const Config& diff) {
   if (kind == only_in_a) return fmt::format("{}: {}", kind, diff.at("a").as_string());
   if (kind == only_in_b) return fmt::format("{}: {}", kind, diff.at("b").as_string());
   if (kind == other_type) return fmt::format("{} / {}", diff.at("a").as_string(), diff.at("b").as_string());
-  const auto distance = [&](const char* key) {
-    return diff.at(key).is_string() ? std::numeric_limits<double>::infinity() : diff.at(key).as_double();
-  };
   const std::uint64_t nans = diff.at("nans").as_uint();
   return fmt::format("{}: {} of {} values differ, by at most {:.6g} ({:.3g} relative){}", diff.at("a").as_string(),
-                     diff.at("differing").as_uint(), diff.at("compared").as_uint(), distance("absolute"),
-                     distance("relative"), nans == 0 ? "" : fmt::format(", {} NaN on one side", nans));
+                     diff.at("differing").as_uint(), diff.at("compared").as_uint(), distance_of(diff, "absolute"),
+                     distance_of(diff, "relative"), nans == 0 ? "" : fmt::format(", {} NaN on one side", nans));
 }
 
 }  // namespace
+
+double distance_of(const Config& diff, const char* key) {
+  return diff.at(key).is_string() ? std::numeric_limits<double>::infinity() : diff.at(key).as_double();
+}
 
 namespace {
 
@@ -298,7 +300,14 @@ Config diff_models(const std::string& a, const std::string& b, const SourceOptio
   Source right = open_source(b, options);
   narrow(left, filter);
   narrow(right, filter);
-  Differences tensors = diff_tensors(*left.tensors, *right.tensors);
+  return diff_sources(left, right, options, filter);
+}
+
+Config diff_sources(const Source& left, const Source& right, const SourceOptions& options, const TensorFilter& filter,
+                    const ProgressCallback& progress) {
+  const std::string& a = left.path;
+  const std::string& b = right.path;
+  Differences tensors = diff_tensors(*left.tensors, *right.tensors, progress);
   std::optional<Differences> configs = filter.is_all() ? diff_configs(left, right) : std::nullopt;
   const bool has_configs = configs.has_value();
   if (!configs) configs.emplace();
@@ -332,6 +341,18 @@ Config diff_models(const std::string& a, const std::string& b, const SourceOptio
                          {"not_compared_message", not_compared_message(left, right)},
                          {"left_out_a", omitted(left)},
                          {"left_out_b", omitted(right)}});
+}
+
+void sort_differences(Config& report, DiffOrder order) {
+  ConfigArray& differences = report["tensor_differences"].as_array();
+  if (order == DiffOrder::name)
+    std::ranges::stable_sort(differences, natural_less,
+                             [](const Config& diff) -> std::string_view { return diff.at("name").as_string(); });
+  if (order == DiffOrder::relative)
+    std::ranges::stable_sort(differences, std::greater(), [](const Config& diff) {
+      return diff.at("kind").as_string() == other_values ? distance_of(diff, "relative")
+                                                         : std::numeric_limits<double>::infinity();
+    });
 }
 
 std::string diff_text(const Config& report) {

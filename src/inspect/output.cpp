@@ -54,6 +54,21 @@ std::string json_report(const Config& tree, int indent) {
   return printable_json(to_json(utf8, indent)) + "\n";
 }
 
+void json_report_with_list(const Config& tree, std::string_view key, std::size_t count,
+                           const std::function<Config(std::size_t)>& make_item, const Sink& sink) {
+  const std::string text = json_report(tree);
+  // Within a text, a line break is escaped.
+  const std::string mark = fmt::format("\n  \"{}\": [", key);
+  const std::size_t place = text.find(mark) + mark.size();
+  sink(std::string_view(text).substr(0, place));
+  for (std::size_t i = 0; i < count; ++i) {
+    std::string lines = i == 0 ? "\n    " : ",\n    ";
+    for (const char c : json_report(make_item(i))) lines += c == '\n' ? "\n    " : std::string_view(&c, 1);
+    sink(lines.substr(0, lines.rfind('\n')));
+  }
+  sink((count == 0 ? "" : "\n  ") + text.substr(place));
+}
+
 Config or_null(const std::string& text) {
   return text.empty() ? Config() : Config(text);
 }

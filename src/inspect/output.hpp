@@ -37,6 +37,11 @@ std::string printable(std::string_view text);
 /// Returns a report for programs: JSON and a line break. Text that is not UTF-8 is escaped as for a terminal.
 std::string json_report(const Config& tree, int indent = 2);
 
+/// Writes such a report, whose empty list `key` gets `count` items. They are made one by one, because a tree of a
+/// hundred thousand tensors needs more than a gigabyte.
+void json_report_with_list(const Config& tree, std::string_view key, std::size_t count,
+                           const std::function<Config(std::size_t)>& make_item, const Sink& sink);
+
 /// Returns the list of make(item) for each item.
 template <class Items, class Make>
 ConfigArray list_of(const Items& items, const Make& make) {

@@ -68,6 +68,10 @@ std::chrono::seconds age_of(TimePoint changed, TimePoint now) {
   return std::max(std::chrono::duration_cast<std::chrono::seconds>(now - changed), std::chrono::seconds(0));
 }
 
+double unix_time(TimePoint time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
 std::string_view life_text(const SurveyEntry& entry) {
   if (entry.writer == os::Life::unknown) return entry.name && entry.name->writer ? "unknown" : "-";
   return entry.writer == os::Life::alive ? "alive" : "gone";
@@ -318,6 +322,7 @@ Config survey_tree(const Survey& survey, TimePoint now) {
                            {"bytes", entry.bytes},
                            {"files", entry.files},
                            {"age_seconds", age_of(entry.changed, now).count()},
+                           {"changed", unix_time(entry.changed)},
                            {"writer", life_text(entry)}});
   };
   const auto state_tree = [&](const SurveyState& state) {
@@ -331,7 +336,8 @@ Config survey_tree(const Survey& survey, TimePoint now) {
                            {"tensor_bytes", state.tensor_bytes},
                            {"compressed", state.compressed},
                            {"bytes", state.entry.bytes},
-                           {"age_seconds", age_of(state.entry.changed, now).count()}});
+                           {"age_seconds", age_of(state.entry.changed, now).count()},
+                           {"changed", unix_time(state.entry.changed)}});
   };
   const auto job_tree = [&](const SurveyJob& job) {
     return Config::object({{"job", job.nonce},

@@ -92,6 +92,26 @@ std::string fingerprint_check_text(const Fingerprint& expected, const Fingerprin
 /// listed.
 Config diff_models(const std::string& a, const std::string& b, const SourceOptions& options = {},
                    const TensorFilter& filter = {});
+/// Compares two open sources, which the filter has narrowed. `options` opened them.
+Config diff_sources(const Source& a, const Source& b, const SourceOptions& options, const TensorFilter& filter,
+                    const ProgressCallback& progress = {});
+
+/// The kinds of differences of a tensor or a file.
+inline constexpr std::string_view only_in_a = "only in A";
+inline constexpr std::string_view only_in_b = "only in B";
+inline constexpr std::string_view other_type = "type";
+inline constexpr std::string_view other_values = "values";
+/// Returns the "absolute" or "relative" difference of an item of "tensor_differences" whose kind is other_values. JSON
+/// cannot express infinities, so these are texts.
+double distance_of(const Config& diff, const char* key);
+
+enum class DiffOrder : std::uint8_t {
+  file,      ///< as in A, then the tensors that only B has
+  name,      ///< numbers in names by their value
+  relative,  ///< the largest relative difference first; before them tensors without one
+};
+/// Sorts the tensors of a report of diff_models().
+void sort_differences(Config& report, DiffOrder order);
 
 /// Returns the comparison as text: one line per difference and one for the whole.
 std::string diff_text(const Config& report);

@@ -284,21 +284,18 @@ Config total_tree(const Total& total) {
 }
 
 /// Returns an item of the list "tensors", with the indentation of that list.
-std::string tensor_json(const TensorListing& listing, std::size_t place) {
+Config tensor_tree(const TensorListing& listing, std::size_t place) {
   const TensorEntry& entry = listing.tensors[listing.chosen[place]];
   const TensorDetail& detail = listing.details[place];
-  const Config item = Config::object({{"name", entry.name},
-                                      {"dtype", to_string(entry.dtype)},
-                                      {"shape", extents_of(entry.shape)},
-                                      {"bytes", entry.bytes},
-                                      {"file", or_null(std::string(detail.file))},
-                                      {"offset", entry.offset},
-                                      {"stored_bytes", detail.stored_bytes},
-                                      {"compressed", detail.is_compressed},
-                                      {"checksum", detail.checksum ? checksum_text(*detail.checksum) : Config()}});
-  std::string out = "    ";
-  for (const char c : json_report(item)) out += c == '\n' ? "\n    " : std::string_view(&c, 1);
-  return out.substr(0, out.rfind('\n'));
+  return Config::object({{"name", entry.name},
+                         {"dtype", to_string(entry.dtype)},
+                         {"shape", extents_of(entry.shape)},
+                         {"bytes", entry.bytes},
+                         {"file", or_null(std::string(detail.file))},
+                         {"offset", entry.offset},
+                         {"stored_bytes", detail.stored_bytes},
+                         {"compressed", detail.is_compressed},
+                         {"checksum", detail.checksum ? checksum_text(*detail.checksum) : Config()}});
 }
 
 constexpr std::size_t longest_name = 255;
@@ -379,14 +376,16 @@ std::string show_text(const Source& source, const ShowOptions& options) {
   return out + omissions_line(source);
 }
 
+Config file_tree(const SourceFile& file) {
+  return Config::object({{"path", file.path}, {"tensors", file.tensors}, {"bytes", file.bytes}});
+}
+
+Config issue_tree(const SourceIssue& issue) {
+  return Config::object({{"kind", issue.kind}, {"tensor", or_null(issue.tensor)}, {"message", issue.message}});
+}
+
 void show_json(const Source& source, const ShowOptions& options, const Sink& sink) {
   const TensorListing listing(source, options);
-  const auto file_tree = [](const SourceFile& file) {
-    return Config::object({{"path", file.path}, {"tensors", file.tensors}, {"bytes", file.bytes}});
-  };
-  const auto issue_tree = [](const SourceIssue& issue) {
-    return Config::object({{"kind", issue.kind}, {"tensor", or_null(issue.tensor)}, {"message", issue.message}});
-  };
   ConfigObject metadata;
   metadata.reserve(source.metadata.size());
   for (const auto& [key, value] : source.metadata) metadata.insert(is_utf8(key) ? key : printable(key), value);
@@ -404,14 +403,8 @@ void show_json(const Source& source, const ShowOptions& options, const Sink& sin
                                {"totals", std::move(totals)},
                                {"not_readable", count_lost(source.tensors->omissions())}});
   if (options.has_issues) out["issues"] = list_of(find_issues(source), issue_tree);
-  const std::string text = json_report(out);
-  // A tree of all tensors needs some kilobytes per tensor, so they are written one by one into this list.
-  constexpr std::string_view mark = "\n  \"tensors\": [";
-  const std::size_t place_of_tensors = text.find(mark) + mark.size();
-  sink(std::string_view(text).substr(0, place_of_tensors));
-  for (std::size_t place = 0; place < listing.chosen.size(); ++place)
-    sink((place == 0 ? "\n" : ",\n") + tensor_json(listing, place));
-  sink((listing.chosen.empty() ? "" : "\n  ") + text.substr(place_of_tensors));
+  json_report_with_list(
+      out, "tensors", listing.chosen.size(), [&](std::size_t place) { return tensor_tree(listing, place); }, sink);
 }
 
 std::vector<SourceIssue> find_issues(const Source& source) {

@@ -49,6 +49,11 @@ void show_json(const Source& source, const ShowOptions& options, const Sink& sin
 /// nothing at that place (the message lists the existing keys), Error(corrupt | io).
 std::string show_config(const Source& source, const std::string& place);
 
+/// {"path", "tensors", "bytes"}.
+Config file_tree(const SourceFile& file);
+/// {"kind", "tensor", "message"}; "tensor" is null for the whole source.
+Config issue_tree(const SourceIssue& issue);
+
 /// Finds possible defects from headers alone: the issues that the source found itself, and tensors that are empty,
 /// misaligned, oddly named, or share bytes with another one.
 std::vector<SourceIssue> find_issues(const Source& source);

@@ -391,6 +391,61 @@ std::vector<TensorStatistics> statistics(const TensorSource& source, const std::
   return StatisticsWork(source, tensors, bins, progress).run();
 }
 
+double number_of(const Config& value) {
+  return value.type() == Config::Type::boolean ? static_cast<double>(value.as_bool()) : value.as_double();
+}
+
+namespace {
+
+/// Compares numbers; integers exactly.
+bool is_less(const Config& a, const Config& b) {
+  const auto is_signed = [](const Config& value) { return value.type() == Config::Type::integer; };
+  const auto is_unsigned = [](const Config& value) { return value.type() == Config::Type::unsigned_integer; };
+  if (is_signed(a) && is_signed(b)) return a.as_int() < b.as_int();
+  if (is_signed(a) && is_unsigned(b)) return std::cmp_less(a.as_int(), b.as_uint());
+  if (is_unsigned(a) && is_signed(b)) return std::cmp_less(a.as_uint(), b.as_int());
+  if (is_unsigned(a) && is_unsigned(b)) return a.as_uint() < b.as_uint();
+  return number_of(a) < number_of(b);
+}
+
+void add_counts(Histogram& target, const Histogram& source) {
+  const auto bins = static_cast<long double>(target.counts.size());
+  const long double width = static_cast<long double>(target.high) - static_cast<long double>(target.low);
+  for (std::size_t i = 0; i < source.counts.size(); ++i) {
+    const long double part = (static_cast<long double>(i) + 0.5L) / static_cast<long double>(source.counts.size());
+    const long double middle = source.low * (1 - part) + source.high * part;
+    const long double place = width > 0 ? (middle - target.low) / width * bins : 0;
+    target.counts[static_cast<std::size_t>(std::clamp(place, 0.0L, bins - 1))] += source.counts[i];
+  }
+}
+
+}  // namespace
+
+TensorStatistics pooled(const std::vector<const TensorStatistics*>& members, std::size_t bins) {
+  if (members.size() == 1) return *members.front();
+  TensorStatistics all{.tensor = members.front()->tensor};
+  Moments moments;
+  for (const TensorStatistics* one : members) {
+    all.values += one->values;
+    all.nans += one->nans;
+    all.infinities += one->infinities;
+    all.zeros += one->zeros;
+    if (one->finite() == 0) continue;
+    if (moments.count == 0 || is_less(one->minimum, all.minimum)) all.minimum = one->minimum;
+    if (moments.count == 0 || is_less(all.maximum, one->maximum)) all.maximum = one->maximum;
+    const auto deviation = static_cast<long double>(one->deviation);
+    moments.add({one->finite(), one->mean, deviation * deviation * static_cast<long double>(one->finite())});
+  }
+  if (moments.count == 0) return all;
+  all.mean = static_cast<double>(moments.mean);
+  all.deviation = static_cast<double>(std::sqrt(moments.squares / static_cast<long double>(moments.count)));
+  const double low = number_of(all.minimum);
+  const double high = number_of(all.maximum);
+  all.histogram = {low, high, std::vector<std::uint64_t>(low < high ? bins : 1)};
+  for (const TensorStatistics* one : members) add_counts(all.histogram, one->histogram);
+  return all;
+}
+
 // The output of `muster stats`.
 namespace {
 
@@ -531,7 +586,7 @@ std::string stats_text(const Source& source, const StatsOptions& options) {
   return out + omissions_line(source);
 }
 
-Config stats_tree(const Source& source, const StatsOptions& options) {
+void stats_json(const Source& source, const StatsOptions& options, const Sink& sink) {
   const auto number = [](const Config& value) {
     return value.type() == Config::Type::real ? json_number(value.as_double()) : value;
   };
@@ -556,8 +611,10 @@ Config stats_tree(const Source& source, const StatsOptions& options) {
                                        {"high", if_any(histogram.high)},
                                        {"counts", ConfigArray(histogram.counts.begin(), histogram.counts.end())}})}});
   };
-  return Config::object({{"tensors", list_of(of_chosen(source, options), tensor_tree)},
-                         {"not_readable", count_lost(source.tensors->omissions())}});
+  const std::vector<TensorStatistics> all = of_chosen(source, options);
+  json_report_with_list(
+      Config::object({{"tensors", ConfigArray()}, {"not_readable", count_lost(source.tensors->omissions())}}),
+      "tensors", all.size(), [&](std::size_t i) { return tensor_tree(all[i]); }, sink);
 }
 
 }  // namespace muster::inspect

@@ -44,6 +44,14 @@ struct TensorStatistics {
 std::vector<TensorStatistics> statistics(const TensorSource& source, const std::vector<std::size_t>& tensors,
                                          std::size_t bins, const ProgressCallback& progress = {});
 
+/// Returns the statistics of several tensors together; `tensor` is that of the first one. There are `bins` bins, or one
+/// if all values are equal. Each count of a tensor is added to the bin at the middle of the tensor's bin. `members` is
+/// not empty.
+TensorStatistics pooled(const std::vector<const TensorStatistics*>& members, std::size_t bins);
+
+/// Returns a minimum or maximum as a number: a boolean is 0 or 1. Integers beyond 53 bits are rounded.
+double number_of(const Config& value);
+
 enum class StatsOrder : std::uint8_t {
   file,  ///< as in the source
   name,
@@ -63,9 +71,9 @@ struct StatsOptions {
 /// '\n'. Throws as TensorSource::read; Error(not_found) with similar names if no name matches.
 std::string stats_text(const Source& source, const StatsOptions& options);
 
-/// Returns {"tensors": [{"name", "dtype", "shape", "bytes", "values", "nans", "infinities", "zeros", "minimum",
+/// Writes {"tensors": [{"name", "dtype", "shape", "bytes", "values", "nans", "infinities", "zeros", "minimum",
 /// "maximum", "mean", "deviation", "histogram": {"low", "high", "counts"}}]} (docs/reference/json-output.md). Throws as
-/// stats_text.
-Config stats_tree(const Source& source, const StatsOptions& options);
+/// stats_text, and what `sink` throws.
+void stats_json(const Source& source, const StatsOptions& options, const Sink& sink);
 
 }  // namespace muster::inspect

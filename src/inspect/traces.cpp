@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -148,11 +149,13 @@ std::int64_t end_of(const Trace& trace) {
   return end;
 }
 
-void add_wait(RankSummary& rank, double wait, const TraceEntry& entry, std::size_t awaited) {
+void add_wait(TraceSummary& summary, const OperationPart& part, double wait, std::size_t awaited) {
+  summary.waits.push_back({part, wait, awaited});
+  RankSummary& rank = summary.ranks[part.process];
   rank.waiting_seconds += wait;
   if (wait <= rank.longest_wait) return;
   rank.longest_wait = wait;
-  rank.longest_operation = fmt::format("{} {}", entry.name, entry.operation);
+  rank.longest_operation = fmt::format("{} {}", part.entry->name, part.entry->operation);
   rank.longest_for = static_cast<int>(awaited);
 }
 
@@ -187,7 +190,7 @@ void add_missed(const Trace& trace, TraceSummary& summary) {
     for (const OperationPart& part : parts) {
       const std::int64_t end = part.entry->end == 0 ? trace.end : trace.aligned(part.process, part.entry->end);
       const double wait = seconds(std::max<std::int64_t>(end - trace.aligned(part.process, part.entry->begin), 0));
-      add_wait(summary.ranks[part.process], wait, *part.entry, missed.missing.front());
+      add_wait(summary, part, wait, missed.missing.front());
       for (const std::size_t process : missed.missing) summary.ranks[process].caused_seconds += wait;
     }
     summary.missed.push_back(std::move(missed));
@@ -304,25 +307,23 @@ TraceSummary summarize(const Trace& trace) {
   std::map<std::pair<SpanKind, std::string>, RouteSummary> routes;
   const auto begin_of = [&](const OperationPart& part) { return trace.aligned(part.process, part.entry->begin); };
   for (const std::vector<OperationPart>& parts : operations_of(trace, true)) {
-    ++summary.operations;
     const OperationPart& last = *std::ranges::max_element(parts, {}, begin_of);
     const std::int64_t last_begin = begin_of(last);
-    std::int64_t first_begin = last_begin;
-    std::int64_t last_end = last_begin;
-    std::uint64_t bytes = 0;
+    OperationSummary operation{.entry = last.entry, .begin = last_begin, .end = last_begin, .awaited = last.process};
     for (const OperationPart& part : parts) {
-      RankSummary& rank = summary.ranks[part.process];
       const double wait = seconds(last_begin - begin_of(part));
-      add_wait(rank, wait, *part.entry, last.process);
+      add_wait(summary, part, wait, last.process);
       summary.ranks[last.process].caused_seconds += wait;
-      first_begin = std::min(first_begin, begin_of(part));
-      last_end = std::max(last_end, trace.aligned(part.process, part.entry->end));
-      bytes += part.entry->bytes;
+      operation.longest_wait = std::max(operation.longest_wait, wait);
+      operation.begin = std::min(operation.begin, begin_of(part));
+      operation.end = std::max(operation.end, trace.aligned(part.process, part.entry->end));
+      operation.bytes += part.entry->bytes;
     }
     RouteSummary& route = routes[{last.entry->kind, last.entry->detail}];
     ++route.operations;
-    route.bytes += bytes;
-    route.seconds += seconds(last_end - first_begin);
+    route.bytes += operation.bytes;
+    route.seconds += seconds(operation.end - operation.begin);
+    summary.operations.push_back(operation);
   }
   add_missed(trace, summary);
   for (auto& [key, route] : routes) {
@@ -338,6 +339,16 @@ void sort(TraceSummary& summary, RankOrder order) {
   if (order == RankOrder::rank) return;
   const auto key = order == RankOrder::waiting ? &RankSummary::waiting_seconds : &RankSummary::caused_seconds;
   std::ranges::stable_sort(summary.order, std::greater(), [&](std::size_t at) { return summary.ranks[at].*key; });
+}
+
+std::int64_t begin_of(const Trace& trace) {
+  std::optional<std::int64_t> begin;
+  for (std::size_t i = 0; i < trace.processes.size(); ++i)
+    for (const TraceEntry& entry : trace.processes[i].entries) {
+      const std::int64_t time = trace.aligned(i, entry.begin);
+      begin = begin ? std::min(*begin, time) : time;
+    }
+  return begin.value_or(0);
 }
 
 std::vector<RankTimes> step_times(const Trace& trace) {
@@ -359,13 +370,7 @@ std::vector<RankTimes> step_times(const Trace& trace) {
 
 void write_events(const Trace& trace, const Sink& sink) {
   const std::vector<int> numbers = numbers_of(trace);
-  std::int64_t zero = 0;
-  bool any = false;
-  for (std::size_t i = 0; i < trace.processes.size(); ++i)
-    for (const TraceEntry& entry : trace.processes[i].entries) {
-      zero = any ? std::min(zero, trace.aligned(i, entry.begin)) : trace.aligned(i, entry.begin);
-      any = true;
-    }
+  const std::int64_t zero = begin_of(trace);
   sink("{\"displayTimeUnit\": \"ns\", \"traceEvents\": [");
   const char* before = "\n";
   const auto put = [&](const Config& event) {
@@ -394,7 +399,7 @@ std::string trace_text(const Trace& trace, const TraceSummary& summary, const Ou
   for (const RankSummary& rank : summary.ranks) spans += rank.spans;
   text += fmt::format("{} of {}, {} of several ranks\n\n", counted(spans, "span"),
                       trace.processes.size() == 1 ? "1 process" : fmt::format("{} processes", trace.processes.size()),
-                      counted(summary.operations, "operation"));
+                      counted(summary.operations.size(), "operation"));
   TextTable ranks({{"rank", Align::right},
                    {"host"},
                    {"pid", Align::right},
@@ -448,7 +453,7 @@ std::string trace_text(const Trace& trace, const TraceSummary& summary, const Ou
 }
 
 Config trace_tree(const Trace& trace, const TraceSummary& summary) {
-  Config tree = Config::object({{"operations", summary.operations}});
+  Config tree = Config::object({{"operations", summary.operations.size()}});
   ConfigArray ranks;
   for (const std::size_t i : summary.order) {
     const RankSummary& rank = summary.ranks[i];

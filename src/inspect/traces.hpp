@@ -75,10 +75,27 @@ struct MissedOperation {
   std::vector<std::size_t> waiting;
   std::vector<std::size_t> missing;
 };
+/// The time from the begin of an operation on one rank until the last rank has begun it.
+struct OperationWait {
+  OperationPart part;
+  double seconds = 0;
+  std::size_t awaited = 0;  ///< the process that began it last, or has not begun it
+};
+/// An operation of several ranks. Times are on the clock of the first process.
+struct OperationSummary {
+  const trace::TraceEntry* entry = nullptr;  ///< the record of the rank that began it last
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::uint64_t bytes = 0;  ///< contributed by all ranks
+  double longest_wait = 0;
+  std::size_t awaited = 0;  ///< the process that began it last
+};
+/// Its pointers are valid as long as the trace.
 struct TraceSummary {
   std::vector<RankSummary> ranks;  ///< of each process
   std::vector<RouteSummary> routes;
-  std::uint64_t operations = 0;  ///< operations that succeeded on several ranks
+  std::vector<OperationSummary> operations;  ///< operations that succeeded on several ranks
+  std::vector<OperationWait> waits;          ///< of each rank in these operations, and in missed ones
   std::vector<MissedOperation> missed;
   std::vector<std::size_t> order;  ///< of the processes in reports
 };
@@ -91,6 +108,9 @@ enum class RankOrder : std::uint8_t {
 };
 /// Sets the order of the processes in reports.
 void sort(TraceSummary& summary, RankOrder order);
+
+/// Returns the earliest time of the records, on the clock of the first process; 0 if there are none.
+std::int64_t begin_of(const Trace& trace);
 
 /// Returns the time that each process spent in the spans of the program, by their names, and in Muster's operations.
 std::vector<RankTimes> step_times(const Trace& trace);

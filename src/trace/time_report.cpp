@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
@@ -13,42 +16,52 @@
 namespace muster {
 namespace {
 
-const StepTimes* find(const RankTimes& rank, const std::string& step) {
-  const auto found = std::ranges::find(rank, step, &StepTimes::step);
-  return found == rank.end() ? nullptr : &*found;
-}
+/// The steps of each rank by their names. A job may have many: programs put numbers into names.
+class StepIndex {
+ public:
+  /// Throws Error(invalid_argument) if a rank has a step twice, or a time is negative or not a number.
+  explicit StepIndex(std::span<const RankTimes> ranks) : of_rank_(ranks.size()) {
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+      for (const StepTimes& times : ranks[rank]) {
+        if (!of_rank_[rank].try_emplace(times.step, &times).second)
+          throw Error(ErrorKind::invalid_argument,
+                      fmt::format("rank {}: step {} occurs twice", rank, in_quotes(times.step)));
+        if (!std::ranges::all_of(times.seconds, [](double time) { return std::isfinite(time) && time >= 0; }))
+          throw Error(
+              ErrorKind::invalid_argument,
+              fmt::format("rank {}: step {}: a time must be in seconds and at least 0", rank, in_quotes(times.step)));
+        if (known_.insert(times.step).second) steps_.push_back(times.step);
+      }
+  }
+
+  /// The steps of all ranks, each once, in the order of their first occurrence.
+  [[nodiscard]] const std::vector<std::string>& steps() const noexcept { return steps_; }
+  /// Returns null if the rank does not have the step.
+  [[nodiscard]] const StepTimes* find(std::size_t rank, const std::string& step) const {
+    const auto found = of_rank_[rank].find(step);
+    return found == of_rank_[rank].end() ? nullptr : found->second;
+  }
+
+ private:
+  std::vector<std::unordered_map<std::string_view, const StepTimes*>> of_rank_;
+  std::unordered_set<std::string_view> known_;
+  std::vector<std::string> steps_;
+};
 
 double sum(const std::vector<double>& seconds) {
   return std::accumulate(seconds.begin(), seconds.end(), 0.0);
-}
-
-/// Returns the steps of all ranks, each once, in the order of their first occurrence.
-std::vector<std::string> steps_of(std::span<const RankTimes> ranks) {
-  std::vector<std::string> steps;
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    for (const StepTimes& times : ranks[rank]) {
-      if (find(ranks[rank], times.step) != &times)
-        throw Error(ErrorKind::invalid_argument,
-                    fmt::format("rank {}: step {} occurs twice", rank, in_quotes(times.step)));
-      if (!std::ranges::all_of(times.seconds, [](double time) { return std::isfinite(time) && time >= 0; }))
-        throw Error(
-            ErrorKind::invalid_argument,
-            fmt::format("rank {}: step {}: a time must be in seconds and at least 0", rank, in_quotes(times.step)));
-      if (std::ranges::find(steps, times.step) == steps.end()) steps.push_back(times.step);
-    }
-  }
-  return steps;
 }
 
 }  // namespace
 
 ImbalanceReport report_load_imbalance(std::span<const RankTimes> ranks) {
   ImbalanceReport report;
-  for (const std::string& step : steps_of(ranks)) {
+  const StepIndex index(ranks);
+  for (const std::string& step : index.steps()) {
     std::vector<const std::vector<double>*> times;
     std::string missing;
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      if (const StepTimes* found = find(ranks[rank], step))
+      if (const StepTimes* found = index.find(rank, step))
         times.push_back(&found->seconds);
       else
         missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
@@ -97,14 +110,15 @@ std::string to_string(const ImbalanceReport& report) {
 
 TimeReport report_time_info(std::span<const RankTimes> ranks) {
   TimeReport report;
-  for (const std::string& step : steps_of(ranks)) {
+  const StepIndex index(ranks);
+  for (const std::string& step : index.steps()) {
     StepTimeInfo info{.step = step,
                       .mean_seconds = std::vector<double>(ranks.size()),
                       .total_seconds = std::vector<double>(ranks.size()),
                       .iterations = std::vector<std::size_t>(ranks.size())};
     std::size_t having = 0;
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      const StepTimes* const found = find(ranks[rank], step);
+      const StepTimes* const found = index.find(rank, step);
       if (found == nullptr) continue;
       ++having;
       const double total = sum(found->seconds);

@@ -214,7 +214,7 @@ void CopyLocks::take(os::LockFile& lock) {
     if (left.count() <= 0)
       throw file_error(ErrorKind::timeout, "waiting for the lock", lock.path(),
                        fmt::format("another process has been changing {} for {}. End that process (`fuser {}` names "
-                                   "it), or wait longer (lock_timeout)",
+                                   "it), or wait longer (--lock-timeout, lock_timeout)",
                                    in_quotes(local_), limit_words(timeout_), lock.path()));
     pauses.sleep(left);
   }

@@ -47,7 +47,7 @@ CASES = {
             "cat state.h5 embed.weight[a]", "cat state.h5 embed.weights", "cat state.h5 amax[0]",
             "cat state.h5 rotation odd codes[::2] --json", "cat shared rank1/embed.weight[0]"],
     "diff": ["diff state.h5 state.h5", "diff state.h5 other.h5", "diff state.h5 other.h5 --json",
-             "diff model state.h5", "diff jobs jobs --job-id 1011", "diff shared jobs", "diff state.h5 nowhere.h5"],
+             "diff model state.h5", "diff jobs jobs --job-id 1011", "diff shared jobs", "diff state.h5 nowhere.h5", "diff state.h5 other.h5 --sort relative"],
     "fingerprint": ["fingerprint state.h5", "fingerprint model --select *norm*", "fingerprint jobs --json",
                     "fingerprint state.h5 --check state.fingerprint", "fingerprint other.h5 --check state.fingerprint",
                     "fingerprint other.h5 --check state.fingerprint --json",
@@ -77,7 +77,7 @@ CASES = {
                  "pull versions copy --version 1.5", "pull plain copy", "pull nowhere copy --base model",
                  "log nowhere", "log plain", "log plain --verify"],
     "help": [c + " --help" for c in ("", "run", "ls", "show", "stats", "cat", "diff", "fingerprint", "verify", "convert", "shard",
-                                     "export", "plan", "plan show", "plan check", "plan suggest", "publish", "pull", "log", "gc", "trace",
+                                     "export", "plan", "plan show", "plan check", "plan suggest", "publish", "pull", "log", "gc", "report", "trace",
                                      "status", "doctor", "completion", "man")] +
             ["", "nothing", "show", "completion fish", "show --selct x", "show a --sort date", "stats a --bins 0",
              "verify a --headers-only --write-checksums", "export a --jobs 3"],
@@ -144,7 +144,7 @@ def run_in_terminal(program, arguments, work, env):
 
 def normalised(text, work):
     text = text.replace(os.path.realpath(work), "WORK").replace(work, "WORK")
-    text = re.sub(r'"age_seconds": \d+', '"age_seconds": 0', text)
+    text = re.sub(r'"(age_seconds|changed)": [\d.]+', r'"\1": 0', text)
     text = re.sub(r"\b\d+\.\d\d s\b", "0.00 s", text)
     # Terminal escapes become text, so that the golden files are text, too.
     return text.replace("\x1b", "\\e")

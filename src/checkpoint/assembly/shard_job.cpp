@@ -126,6 +126,7 @@ ModelSource open_model(Request request, const std::string& carry, bool side_by_s
   model.carried_from = request.base_model.empty() ? request.path : request.base_model;
   model.notes = std::move(job.account.notes);
   if (!is_whole) model.plan = std::move(job.plan);
+  model.layout = job.account.source_layout;
   model.set = shards->listings().front().set;
   return model;
 }

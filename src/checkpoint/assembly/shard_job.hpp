@@ -29,6 +29,7 @@ struct ModelSource {
   std::string carried_from = {};  ///< the directory of the tensors
   std::vector<std::string> notes = {};
   std::optional<MergePlan> plan = {};  ///< the plan that merged it; nullopt if it was whole
+  ParallelLayout layout = {};          ///< of the ranks that had it
   std::string set = {};                ///< workspace only: as ShardListing::set
 };
 

@@ -121,6 +121,8 @@ class MergedTensors : public TensorSource {
                 std::vector<MergedTensor> tensors, std::vector<std::vector<SourceRef>> equal);
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
   [[nodiscard]] const std::vector<MergedTensor>& merged() const noexcept { return tensors_; }
+  /// The sets to which MergedTensor::equal refers.
+  [[nodiscard]] const std::vector<std::vector<SourceRef>>& equal_sets() const noexcept { return equal_; }
   /// Throws also Error(rank_mismatch) if ranks that must have the same values differ.
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
