@@ -5,9 +5,9 @@
 //
 // A round (barrier, all-gather, fold):
 //  1. The ranks of a host exchange their records in a round of the local group.
-//  2. The hosts form a tree (HostTree), whose root is the host of rank 0. Each leader receives the messages of the
-//  hosts
-//     directly below its own, and makes of them and of the records of its host the message to the host above.
+//  2. The hosts form a tree (HostTree), whose root is the host of rank 0. Each leader receives the
+//     messages of the hosts directly below its own, and makes of them and of the records of its host the message to
+//     the host above.
 //  3. The answer is sent down the tree in the same way. Each leader makes of it the messages to the leaders below.
 //  4. Each leader writes the answer for its host once, in the memory of the local group.
 // HostFold makes the messages. Those of an all-gather have all records. With a single host a round is only a round of
