@@ -18,7 +18,7 @@ struct Told {
 class CountingGroup final : public muster::group::BaseGroup {
  public:
   explicit CountingGroup(std::shared_ptr<muster::Group> inner)
-      : BaseGroup(inner->rank(), ranks_of(*inner), inner->nonce(), inner->timeout()),
+      : BaseGroup(inner->rank(), muster::group::inside(*inner).ranks(), inner->nonce(), inner->timeout()),
         inner_(std::static_pointer_cast<muster::group::BaseGroup>(std::move(inner))) {}
 
   /// Returns the counts since the last call.
@@ -76,14 +76,6 @@ class CountingGroup final : public muster::group::BaseGroup {
   }
 
  private:
-  static std::vector<muster::RankInfo> ranks_of(const muster::Group& group) {
-    std::vector<muster::RankInfo> ranks;
-    for (int rank = 0; rank < group.size(); ++rank) {
-      ranks.push_back(group.info(rank));
-    }
-    return ranks;
-  }
-
   std::shared_ptr<muster::group::BaseGroup> inner_;
   Told told_;
   std::uint64_t rounds_ = 0;

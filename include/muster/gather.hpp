@@ -6,9 +6,9 @@
 // Releasing a result is a local operation, never a barrier. An error on one rank is thrown on every rank.
 //
 // An exchange is one such call, made by all ranks of the group together. It consists of one or more rounds, in which
-// every rank receives a small record from every other rank, and of the transfer of the data. Over shared memory, each
-// sender copies its data into a segment of its own. The result on the root refers to the segments. A sender keeps free
-// segments in a pool for the next exchange. docs/howto/gather-in-cpp.md is the manual.
+// every rank contributes a small record and receives the conclusions, and of the transfer of the data. Over shared
+// memory, each sender copies its data into a segment of its own. The result on the root refers to the segments. A
+// sender keeps free segments in a pool for the next exchange. docs/howto/gather-in-cpp.md is the manual.
 
 #include <chrono>
 #include <cstdint>
@@ -127,7 +127,7 @@ struct ExchangeReport {
   std::uint64_t arena_bytes = 0;    ///< the part of payload_bytes that was already in shared memory and did not move
   std::uint64_t network_bytes = 0;  ///< tensor bytes that this rank sent or received over MPI or TCP
   std::uint64_t pool_bytes = 0;     ///< bytes of the pools of this rank after the exchange, in use or free
-  std::uint64_t rounds = 0;         ///< number of all-gather rounds
+  std::uint64_t rounds = 0;         ///< number of rounds
 };
 
 namespace detail {

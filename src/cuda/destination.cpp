@@ -248,8 +248,7 @@ bool DeviceDestination::take_ipc(std::size_t position, const gather::ExchangeRec
   return true;
 }
 
-void DeviceDestination::take_nccl(std::span<const std::size_t> positions,
-                                  std::span<const gather::ExchangeRecord> records) {
+void DeviceDestination::take_nccl(std::span<const std::size_t> positions, const gather::Records& records) {
   std::vector<int> members{call_.first()};
   for (const std::size_t position : positions) members.push_back(call_.list[position]);
   NcclLists::NcclEntry& entry = state_.nccl.of(members);

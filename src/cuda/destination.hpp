@@ -103,7 +103,7 @@ class DeviceDestination {
 
   /// Takes the offer of the sender at this position of the list. Returns false if the sender was asked for staging.
   bool take_ipc(std::size_t position, const gather::ExchangeRecord& record);
-  void take_nccl(std::span<const std::size_t> positions, std::span<const gather::ExchangeRecord> records);
+  void take_nccl(std::span<const std::size_t> positions, const gather::Records& records);
   /// Allocates memory for staged tensors. A lack of memory must be reported before the closing round.
   void reserve(std::size_t position, std::uint64_t bytes);
   /// Copies a staged tree to the device. The tree must exist until finish().

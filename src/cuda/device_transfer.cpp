@@ -50,7 +50,7 @@ class DeviceTransfer final : public gather::Transfer {
   DeviceTransfer& operator=(DeviceTransfer&&) = delete;
 
   void offer(ExchangeRecord& record) override;
-  void move(std::span<const ExchangeRecord> records, ExchangeReport& report) override;
+  void move(const gather::Records& records, ExchangeReport& report) override;
   void commit() noexcept override;
   std::vector<std::optional<Config>> deliver() override;
   std::vector<std::unique_ptr<gather::OutstandingLease>> obligations() override { return inner_->obligations(); }
@@ -61,10 +61,10 @@ class DeviceTransfer final : public gather::Transfer {
   /// Returns whether the tensor can be exported by CUDA IPC. It is tried, because some machines report the ability
   /// without having it.
   [[nodiscard]] bool can_be_exported(const TensorView& tensor) const;
-  void send(TransferMethod way, std::span<const TransferMethod> ways, std::span<const ExchangeRecord> records,
+  void send(TransferMethod way, std::span<const TransferMethod> ways, const gather::Records& records,
             ExchangeReport& report);
-  void receive(std::span<const TransferMethod> ways, std::span<const ExchangeRecord> records, ExchangeReport& report);
-  void stage(std::span<const ExchangeRecord> records, ExchangeReport& report);
+  void receive(std::span<const TransferMethod> ways, const gather::Records& records, ExchangeReport& report);
+  void stage(const gather::Records& records, ExchangeReport& report);
   /// Used by a sender that shares no memory with the root.
   void copy_to_host();
   [[nodiscard]] std::vector<int> nccl_members(std::span<const TransferMethod> ways) const;
@@ -161,7 +161,7 @@ std::vector<int> DeviceTransfer::nccl_members(std::span<const TransferMethod> wa
   return members;
 }
 
-void DeviceTransfer::move(std::span<const ExchangeRecord> records, ExchangeReport& report) {
+void DeviceTransfer::move(const gather::Records& records, ExchangeReport& report) {
   const auto begin = std::chrono::steady_clock::now();
   std::vector<DeviceFacts> facts;
   for (const int rank : call_.list) facts.push_back(get_facts(records[static_cast<std::size_t>(rank)]));
@@ -184,13 +184,13 @@ void DeviceTransfer::copy_to_host() {
   inner_call_.value = &staged_->tree();
 }
 
-void DeviceTransfer::stage(std::span<const ExchangeRecord> records, ExchangeReport& report) {
+void DeviceTransfer::stage(const gather::Records& records, ExchangeReport& report) {
   inner_->move(records, report);
   manner_ = staged_ ? "page-locked memory, sent on" : filler_.manner();
 }
 
-void DeviceTransfer::send(TransferMethod way, std::span<const TransferMethod> ways,
-                          std::span<const ExchangeRecord> records, ExchangeReport& report) {
+void DeviceTransfer::send(TransferMethod way, std::span<const TransferMethod> ways, const gather::Records& records,
+                          ExchangeReport& report) {
   DeviceSending sending(call_, *state_);
   switch (way) {
     case TransferMethod::nothing:
@@ -214,7 +214,7 @@ void DeviceTransfer::send(TransferMethod way, std::span<const TransferMethod> wa
   }
 }
 
-void DeviceTransfer::receive(std::span<const TransferMethod> ways, std::span<const ExchangeRecord> records,
+void DeviceTransfer::receive(std::span<const TransferMethod> ways, const gather::Records& records,
                              ExchangeReport& report) {
   gather::Attempts attempt(*call_.group);
   if (!lands_on_device()) {
@@ -243,8 +243,8 @@ void DeviceTransfer::receive(std::span<const TransferMethod> ways, std::span<con
     // This also runs if there is no driver, so that staged senders do not wait for ever.
     attempt([&] { device = current_device().value_or(0); });
   }
-  std::vector<ExchangeRecord> left(records.begin(), records.end());
-  const auto record_at = [&](std::size_t at) -> ExchangeRecord& {
+  gather::Records left = records;
+  const auto record_at = [&](std::size_t at) -> const ExchangeRecord& {
     return left[static_cast<std::size_t>(call_.list[at])];
   };
   destination_.emplace(call_, *state_, device.value_or(0));
@@ -260,11 +260,11 @@ void DeviceTransfer::receive(std::span<const TransferMethod> ways, std::span<con
     }
     bool is_taken = true;
     attempt([&] { is_taken = destination_->take_ipc(at, record_at(at)); });
-    if (is_taken) record_at(at).has_value = false;
+    if (is_taken) left.drop_value(call_.list[at]);
   }
   if (!by_nccl.empty()) {
     attempt([&] { destination_->take_nccl(by_nccl, records); });
-    for (const std::size_t at : by_nccl) record_at(at).has_value = false;
+    for (const std::size_t at : by_nccl) left.drop_value(call_.list[at]);
   }
   attempt([&] {
     for (std::size_t at = 1; at < ways.size(); ++at)

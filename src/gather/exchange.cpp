@@ -99,28 +99,26 @@ class ExchangeRun {
     // Small payloads with a warm slot have been written already.
     const std::uint64_t written = record_.complete ? record_.moving_bytes : 0;
     phases.end("prepare", written, written == 0 ? 0 : 1);
-    const std::vector<ExchangeRecord> records =
-        opening_round(call_, record_, failure, ranks_, "gather: round 1", "gather: failing",
-                      [&](auto reason) { return words(reason); });
+    const Opening opening = opening_round(call_, record_, failure, ranks_, "gather: round 1", "gather: failing",
+                                          [&](auto reason) { return words(reason); });
     phases.end("round 1");
     ExchangeReport& report = state_->report;
-    report.rounds += 1 + run_preflights(call_, records, preflight_.get());
+    report.rounds += 1 + run_preflights(call_, opening, preflight_.get());
     // If this fails, the group fails, because other ranks wait for data that this rank would now send.
-    if (const auto stuck = attempt(group_, [&] { choose(records); }))
+    if (const auto stuck = attempt(group_, [&] { choose(opening); }))
       group::fail(group_, group::in_own_name(group_, *stuck));
     // This costs a system call, so it is skipped if all data was written before round 1.
-    const auto faults_now = [&] { return needs_closing(records) ? os::thread_page_faults() : 0; };
+    const auto faults_now = [&] { return opening.closes ? os::thread_page_faults() : 0; };
     const std::uint64_t faults = faults_now();
     const std::optional<Error> trouble = attempt(group_, [&] {
       if (!call_.is_member()) return;
-      transfer_->move(records, report);
+      transfer_->move(opening.records, report);
       // The other ranks have received their data, so a failure from here on cannot make them wait.
       if (receives_into() && call_.merge != nullptr)
-        check_into(options_.into, 1, merge_layout(*call_.merge, spec_of(*call_.value), call_.list, records).target);
+        check_into(options_.into, 1,
+                   merge_layout(*call_.merge, spec_of(*call_.value), call_.list, opening.records).target);
       if (copies_own_ && record_.payload_bytes > copied_early) own_ = copied(*call_.value);
     });
-    std::uint64_t in_list = 0;
-    for (const int rank : call_.list) in_list += records[static_cast<std::size_t>(rank)].payload_bytes;
     const bool is_merge = call_.operation == GatherKind::merge;
     const std::uint64_t moved = call_.is_sender() || is_merge ? record_.moving_bytes - written : 0;
     const bool by_network = report.network_bytes != 0;
@@ -131,11 +129,11 @@ class ExchangeRun {
                                     : "copy",
                moved, moved == 0 || by_network ? 0 : 1, faults_now() - faults);
     Outcome outcome{call_.list, {}, state_};
-    const bool is_closed = close(records, trouble);
+    const bool is_closed = close(opening.closes, trouble);
     // Commit immediately: a transfer that is destroyed without commit() withdraws data that other ranks already use.
     if (transfer_) transfer_->commit();
     if (is_closed) phases.end("round 2");
-    report.payload_bytes = in_list;
+    report.payload_bytes = opening.payload_bytes;
     span.add_bytes(record_.payload_bytes);
     span.set_route(to_string(report.route));
     if (transfer_) {
@@ -217,9 +215,9 @@ class ExchangeRun {
 
   /// Selects the route of the list, on its members. A rank whose guess was different has no tensors (record.cpp refuses
   /// all other cases), and begins the transfer now.
-  void choose(std::span<const ExchangeRecord> records) {
+  void choose(const Opening& opening) {
     if (!call_.is_member()) return;
-    Chosen chosen = chosen_route(call_, records);
+    Chosen chosen = chosen_route(call_, opening);
     state_->report.route = chosen.driver->route();
     state_->report.reason = std::move(chosen.reason);
     if (chosen.driver == guess_) return;
@@ -239,8 +237,8 @@ class ExchangeRun {
   }
 
   /// Runs round 2 if one is needed; returns whether it did.
-  bool close(std::span<const ExchangeRecord> records, const std::optional<Error>& trouble) {
-    if (!needs_closing(records)) {
+  bool close(bool is_needed, const std::optional<Error>& trouble) {
+    if (!is_needed) {
       if (!trouble) return false;
       // The other ranks have already returned. They receive this error at their next call.
       group::fail(group_, group::in_own_name(group_, *trouble));

@@ -4,10 +4,10 @@
 //
 //  1. Prepare, locally: check the arguments, and let the route determine its needs. A failure here becomes this rank's
 //     status.
-//  2. Round 1: all ranks of the group exchange their records. Every rank draws the same conclusions from them
-//     (record.hpp). If a rank has failed or the ranks disagree, one more round exchanges the error texts, and all ranks
-//     throw the same error. The group remains usable. If a route must check something first (route.hpp: Preflight), one
-//     more round reports whether the check succeeded on all ranks.
+//  2. Round 1: all ranks of the group contribute their records. Every rank receives the same conclusions from them
+//     (record.hpp, agreement.hpp). If a rank has failed or the ranks disagree, further rounds exchange the error texts,
+//     and all ranks throw the same error. The group remains usable. If a route must check something first (route.hpp:
+//     Preflight), one more round reports whether the check succeeded on all ranks.
 //  3. Move: the route transfers bytes from the senders to the root of each list. A failure becomes the status of round
 //     2.
 //  4. Round 2, if bytes of any list moved after round 1: as round 1. After it the result is valid. Without round 2, a

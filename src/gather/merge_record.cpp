@@ -68,7 +68,7 @@ bool merge_reduces(std::uint8_t number) noexcept {
 }
 
 merge::Layout merge_layout(const Merge& merge, const TensorSpec& own, std::span<const int> list,
-                           std::span<const ExchangeRecord> records) {
+                           const Records& records) {
   std::vector<TensorSpec> specs(list.size(), own);
   if (const auto* concat = std::get_if<merge::Concat>(&merge)) {
     const std::size_t dim = dimension(*concat, own.shape);
@@ -94,8 +94,8 @@ MergeArea merge_area(bool reduces, std::uint64_t target_bytes, std::size_t ranks
 
 namespace {
 
-/// Returns the area of the list `members`. `records` holds the records of all ranks.
-MergeArea merge_area_of(const std::vector<int>& members, std::span<const ExchangeRecord> records) {
+/// Returns the area of the list `members`. `records` holds those of all members.
+MergeArea merge_area_of(const std::vector<int>& members, const Records& records) {
   const auto record = [&](int rank) -> const ExchangeRecord& { return records[static_cast<std::size_t>(rank)]; };
   const ExchangeRecord& any = record(members.front());
   const bool reduces = merge_reduces(any.merge);
@@ -112,7 +112,7 @@ bool is_warm(const ExchangeRecord& first, const MergeArea& area) noexcept {
   return first.segment != 0 && first.taken >= area.total && first.capacity >= area.total;
 }
 
-std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, std::span<const ExchangeRecord> records) {
+std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, const Records& records) {
   const ExchangeRecord& own = records[static_cast<std::size_t>(rank)];
   if (own.operation != GatherKind::merge || own.position != 0 || !merge_moves(own.merge)) return own.fresh_bytes;
   if (own.available_bytes == 0) return 0;
@@ -121,7 +121,7 @@ std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, std::
   return area.total - std::min(area.total, taken);
 }
 
-std::vector<int> differing_contents(const std::vector<int>& members, std::span<const ExchangeRecord> records) {
+std::vector<int> differing_contents(const std::vector<int>& members, const Records& records) {
   const auto record = [&](int rank) -> const ExchangeRecord& { return records[static_cast<std::size_t>(rank)]; };
   std::vector<int> others;
   if (record(members.front()).merge != merge_number(merge::Same{})) return others;

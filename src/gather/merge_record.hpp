@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The fields that merging ranks add to their records in round 1, and the conclusions from them. The functions are pure
-// and give the same result on all ranks, including ranks of other lists.
+// and give the same result on all ranks that have the records of the list.
 
 #include <cstdint>
 #include <span>
@@ -32,7 +32,7 @@ void offer_merge(const Merge& merge, const TensorView& own, ExchangeRecord& reco
 /// Returns how the tensors of `list` are joined, computed from the records and one of the tensors. Throws as
 /// merge::join.
 merge::Layout merge_layout(const Merge& merge, const TensorSpec& own, std::span<const int> list,
-                           std::span<const ExchangeRecord> records);
+                           const Records& records);
 
 /// The layout of the data in a merge's segment: synchronization words, the merged tensor, and scratch memory for
 /// reductions.
@@ -51,10 +51,10 @@ bool is_warm(const ExchangeRecord& first, const MergeArea& area) noexcept;
 /// Returns the shared memory that a rank of the list `members` will take. For the root of a list that merges, it
 /// follows from the records of all members. For other ranks it follows from their own record. Returns 0 if it is not
 /// known in advance. In that case the rank itself checks before it takes memory.
-std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, std::span<const ExchangeRecord> records);
+std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, const Records& records);
 
 /// Returns the members whose tensor differs from the root's, for merges that require equal tensors.
-std::vector<int> differing_contents(const std::vector<int>& members, std::span<const ExchangeRecord> records);
+std::vector<int> differing_contents(const std::vector<int>& members, const Records& records);
 /// Returns a text such as "has XXH3 0123...".
 std::string content_text(const ExchangeRecord& record);
 

@@ -217,7 +217,7 @@ class ShmMerge final : public Transfer {
   ShmMerge& operator=(ShmMerge&&) = delete;
 
   void offer(ExchangeRecord& record) override;
-  void move(std::span<const ExchangeRecord> records, ExchangeReport& report) override;
+  void move(const Records& records, ExchangeReport& report) override;
   void commit() noexcept override {
     if (slot_) slot_->set_known();
   }
@@ -229,7 +229,7 @@ class ShmMerge final : public Transfer {
     return {call_.options->pipeline_depth, call_.options->memory_budget, call_.options->pool_limit,
             call_.group->info(call_.first()).global_rank};
   }
-  void lay_out(std::span<const ExchangeRecord> records);
+  void lay_out(const Records& records);
   void hand_out();
   void find(std::uint64_t place);
   void take_in();
@@ -290,13 +290,13 @@ void ShmMerge::offer(ExchangeRecord& record) {
   }
 }
 
-void ShmMerge::lay_out(std::span<const ExchangeRecord> records) {
+void ShmMerge::lay_out(const Records& records) {
   layout_ = gather::merge_layout(*call_.merge, {source_.dtype(), source_.shape()}, call_.list, records);
   rows_ = merge::rows_of(layout_);
   area_ = merge_area(reduces_, byte_size(layout_.target.dtype, layout_.target.shape), call_.list.size());
 }
 
-void ShmMerge::move(std::span<const ExchangeRecord> records, ExchangeReport&) {
+void ShmMerge::move(const Records& records, ExchangeReport&) {
   // A failure here fails the group: without a layout this rank does not know which ranks wait for it.
   group::unless_out_of_memory(*call_.group, [&] { lay_out(records); });
   if (area_.target_bytes == 0) return;

@@ -7,6 +7,7 @@
 
 #include "src/base/escaped.hpp"
 #include "src/base/message.hpp"
+#include "src/gather/agreement.hpp"
 
 namespace muster::gather {
 namespace {
@@ -36,6 +37,16 @@ std::vector<T> round_of(const GatherCall& call, const T& mine, const char* phase
   std::vector<T> all(static_cast<std::size_t>(call.group->size()));
   call.group->all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), call.wait(phase));
   return all;
+}
+
+/// Returns the conclusions from the records of all ranks.
+Opening opening_of(const GatherCall& call, Records records) {
+  Opening opening{.closes = needs_closing(records),
+                  .needs_preflight = std::ranges::any_of(records, &ExchangeRecord::needs_preflight)};
+  if (call.is_member()) opening.decision = decide(call.list, records);
+  for (const int rank : call.list) opening.payload_bytes += records[static_cast<std::size_t>(rank)].payload_bytes;
+  opening.records = std::move(records);
+  return opening;
 }
 
 }  // namespace
@@ -69,22 +80,28 @@ const RouteDriver* guess_route(const ExchangeRecord& record) {
   return guess.is_refused() ? nullptr : RouteTable::instance().find(guess.route);
 }
 
-Chosen chosen_route(const GatherCall& call, std::span<const ExchangeRecord> records) {
-  const Decision decision = decide(call.list, records);
-  const RouteDriver* driver = RouteTable::instance().find(decision.route);
-  const ExchangeRecord& own = records[static_cast<std::size_t>(call.group->rank())];
+Chosen chosen_route(const GatherCall& call, const Opening& opening) {
+  const RouteDriver* driver = RouteTable::instance().find(opening.decision.route);
+  if (driver == nullptr) throw group::malformed_round("unknown route");
+  const ExchangeRecord& own = opening.records[static_cast<std::size_t>(call.group->rank())];
   std::string reason = forced_text({own.forced, own.forced_by});
   return {driver, reason.empty() ? driver->reason(call) : std::move(reason)};
 }
 
-std::vector<ExchangeRecord> opening_round(const GatherCall& call, const ExchangeRecord& mine,
-                                          const std::optional<Error>& failure, std::span<const int> ranks,
-                                          const char* phase, const char* failing,
-                                          const std::function<std::string(Problem::Reason)>& words) {
+Opening opening_round(const GatherCall& call, const ExchangeRecord& mine, const std::optional<Error>& failure,
+                      std::span<const int> ranks, const char* phase, const char* failing,
+                      const std::function<std::string(Problem::Reason)>& words) {
   using Reason = Problem::Reason;
-  std::vector<ExchangeRecord> records = round_of(call, mine, phase);
+  if (call.group->has_folds()) {
+    AgreementFold fold(*call.group);
+    const auto answer = call.group->fold(std::as_bytes(std::span(&mine, 1)), fold, call.wait(phase));
+    const auto opening =
+        group::or_blame(*call.group, group::first_here, [&] { return AgreementFold::opening(answer, call, mine); });
+    if (opening) return *opening;
+  }
+  Records records(round_of(call, mine, phase));
   const auto problem = find_problem(records, *call.group);
-  if (!problem) return records;
+  if (!problem) return opening_of(call, std::move(records));
   const auto own = [&]() -> std::string {
     if (problem->reason == Reason::lists) return list_text(ranks);
     if (problem->reason == Reason::forced) return route_text(*call.options);
@@ -97,7 +114,9 @@ std::vector<ExchangeRecord> opening_round(const GatherCall& call, const Exchange
 
 void closing_round(const GatherCall& call, const std::optional<Error>& trouble, const char* phase, const char* failing,
                    const std::function<void()>& on_failure) {
-  const auto statuses = round_of(call, trouble ? status_of(trouble->kind()) : std::uint8_t{0}, phase);
+  const std::uint8_t status = trouble ? status_of(trouble->kind()) : 0;
+  if (call.group->has_folds() && !call.group->any(std::as_bytes(std::span(&status, 1)), call.wait(phase))) return;
+  const auto statuses = round_of(call, status, phase);
   std::vector<int> failed;
   for (std::size_t rank = 0; rank < statuses.size(); ++rank)
     if (statuses[rank] != 0) failed.push_back(static_cast<int>(rank));
@@ -106,10 +125,10 @@ void closing_round(const GatherCall& call, const std::optional<Error>& trouble, 
   throw failure_of(failed, round_of(call, trouble ? words_of(*trouble) : Words{}, failing), *call.group);
 }
 
-std::uint64_t run_preflights(const GatherCall& call, std::span<const ExchangeRecord> records, Preflight* preflight) {
-  if (std::ranges::none_of(records, &ExchangeRecord::needs_preflight)) return 0;
+std::uint64_t run_preflights(const GatherCall& call, const Opening& opening, Preflight* preflight) {
+  if (!opening.needs_preflight) return 0;
   const std::optional<Error> trouble = attempt(*call.group, [&] {
-    if (preflight != nullptr) preflight->check(records);
+    if (preflight != nullptr) preflight->check(opening.records);
   });
   closing_round(call, trouble, "gather: preflight", "gather: failing");
   if (preflight != nullptr) preflight->commit();

@@ -35,16 +35,28 @@ struct Chosen {
 };
 /// Before round 1: returns the route that this rank would use if all ranks of its list had the same record.
 const RouteDriver* guess_route(const ExchangeRecord& record);
-/// After round 1, if there is no problem: returns the route of this rank's list.
-Chosen chosen_route(const GatherCall& call, std::span<const ExchangeRecord> records);
+/// The conclusions of a rank from round 1.
+struct Opening {
+  /// The records that this rank needs. Its transfer uses no others: those of all members of its list, or on a sender of
+  /// configs and tensors its own and that of the root.
+  Records records = {};
+  bool closes = false;           ///< a closing round follows
+  bool needs_preflight = false;  ///< a rank needs a round before bytes move
+  // About the list of this rank, if it is in one:
+  Decision decision = {};
+  std::uint64_t payload_bytes = 0;  ///< of all members
+};
 
-/// Runs one round. Returns the records of all ranks. If the records or this rank's `failure` do not allow the call to
-/// continue, one more round exchanges error texts, and all ranks throw the same error. `words` returns this rank's text
-/// about a problem, in addition to its list and its route.
-std::vector<ExchangeRecord> opening_round(const GatherCall& call, const ExchangeRecord& mine,
-                                          const std::optional<Error>& failure, std::span<const int> ranks,
-                                          const char* phase, const char* failing,
-                                          const std::function<std::string(Problem::Reason)>& words);
+/// After round 1, if there is no problem: returns the route of this rank's list.
+Chosen chosen_route(const GatherCall& call, const Opening& opening);
+
+/// Runs one round. If the records or this rank's `failure` do not allow the call to continue, further rounds exchange
+/// error texts, and all ranks throw the same error. `words` returns this rank's text about a problem, in addition to
+/// its list and its route. With several hosts the round is an agreement (agreement.hpp), and all records are exchanged
+/// only after a problem.
+Opening opening_round(const GatherCall& call, const ExchangeRecord& mine, const std::optional<Error>& failure,
+                      std::span<const int> ranks, const char* phase, const char* failing,
+                      const std::function<std::string(Problem::Reason)>& words);
 
 /// Runs one round. Returns if all ranks have succeeded. Otherwise calls `on_failure`, exchanges error texts in one more
 /// round, and throws the same error on all ranks. `trouble`: this rank's own error.
@@ -53,7 +65,7 @@ void closing_round(const GatherCall& call, const std::optional<Error>& trouble, 
 
 /// Runs the round between opening and moving if a rank of any list needs one; `preflight` may be null. Returns the
 /// number of rounds. If a check failed, throws the same error on all ranks.
-std::uint64_t run_preflights(const GatherCall& call, std::span<const ExchangeRecord> records, Preflight* preflight);
+std::uint64_t run_preflights(const GatherCall& call, const Opening& opening, Preflight* preflight);
 
 /// Runs a collective call of the program: all ranks throw the same error. If the group has failed, that error is the
 /// group's first cause, whatever error this rank has found meanwhile.

@@ -76,7 +76,7 @@ RouteFacts facts_of(const ExchangeRecord& record) noexcept {
       .operation = record.operation, .routes = record.routes, .forced = record.forced, .residency = record.residency};
 }
 
-RouteFacts facts_of(std::span<const int> members, std::span<const ExchangeRecord> records) noexcept {
+RouteFacts facts_of(std::span<const int> members, const Records& records) noexcept {
   RouteFacts facts = facts_of(records[static_cast<std::size_t>(members.front())]);
   for (const int rank : members.subspan(1)) {
     const ExchangeRecord& record = records[static_cast<std::size_t>(rank)];
@@ -102,7 +102,7 @@ void visit_tensors(const Config& value, const auto& visit) {
 
 }  // namespace
 
-Decision decide(std::span<const int> members, std::span<const ExchangeRecord> records) {
+Decision decide(std::span<const int> members, const Records& records) {
   const Decision decision = choose_route(facts_of(members, records));
   if (decision.is_refused()) return decision;
   const bool fits = std::ranges::none_of(
@@ -110,8 +110,7 @@ Decision decide(std::span<const int> members, std::span<const ExchangeRecord> re
   return fits ? decision : refuse(NoRouteReason::unfit, decision.route);
 }
 
-std::vector<int> ranks_of(const Decision& refused, std::span<const int> members,
-                          std::span<const ExchangeRecord> records) {
+std::vector<int> ranks_of(const Decision& refused, std::span<const int> members, const Records& records) {
   const auto is_about = [&](int rank) {
     const ExchangeRecord& record = records[static_cast<std::size_t>(rank)];
     switch (refused.refusal) {
@@ -241,7 +240,7 @@ std::string refusal_words(const GatherCall& call, const Decision& refused) {
 }
 
 std::string refusal_text(const Group& group, const Decision& refused, std::span<const int> ranks,
-                         std::span<const ExchangeRecord> records, std::span<const Words> words) {
+                         const Records& records, std::span<const Words> words) {
   const std::vector<int> list = list_of(ranks.front(), records);
   const RouteFacts facts = facts_of(list, records);
   const ExchangeRecord& first = records[static_cast<std::size_t>(ranks.front())];
@@ -321,8 +320,7 @@ std::uint64_t plus(std::uint64_t a, std::uint64_t b) {
 }
 
 /// Returns the memory that a merge needs: its result and the window.
-std::uint64_t merged_bytes(const ExchangeRecord& first, const std::vector<int>& members,
-                           std::span<const ExchangeRecord> records) {
+std::uint64_t merged_bytes(const ExchangeRecord& first, const std::vector<int>& members, const Records& records) {
   std::uint64_t sum = 0;
   std::uint64_t largest = 0;
   for (const int member : members) {
@@ -345,8 +343,7 @@ std::uint64_t merge_window_bytes(std::size_t senders, std::uint64_t largest) noe
   return 2 * senders * merge_piece_bytes(senders, largest);
 }
 
-std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::span<const ExchangeRecord> records,
-                             const Group& group) {
+std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, const Records& records, const Group& group) {
   const ExchangeRecord& own = records[static_cast<std::size_t>(rank)];
   if (!own.receives)
     return own.operation == GatherKind::merge ? merge_fresh_bytes(rank, members, records) : own.fresh_bytes;
@@ -405,14 +402,14 @@ StreamShare share_of(std::uint64_t budget, std::uint32_t length, std::uint32_t d
   return share;
 }
 
-StreamShare agree_on_share(const ExchangeRecord& mine, std::span<const ExchangeRecord> records,
+StreamShare agree_on_share(const ExchangeRecord& mine, const Records& records,
                            const std::function<int(int rank)>& host_of) {
   std::map<std::uint64_t, ListNeed> lists;
   std::map<int, HostRoom> hosts;
-  for (std::size_t i = 0; i < records.size(); ++i) {
-    const ExchangeRecord& record = records[i];
+  for (std::size_t i = 0; const ExchangeRecord& record : records) {
+    const int rank = records.rank_at(i++);
     if (record.list_length < 2) continue;
-    const int host = host_of(static_cast<int>(i));
+    const int host = host_of(rank);
     ListNeed& list = lists[record.list_hash];
     list.budget = record.budget;
     list.least = least_budget(record.list_length, static_cast<std::uint32_t>(record.depth));

@@ -25,14 +25,16 @@ std::string each_rank(const Group& group, const std::vector<int>& ranks, std::sp
 /// The members of each list, in any order.
 using Lists = std::map<std::uint64_t, std::vector<int>>;
 
-Lists lists_of(std::span<const ExchangeRecord> records) {
+Lists lists_of(const Records& records) {
   Lists lists;
-  for (std::size_t rank = 0; rank < records.size(); ++rank)
-    if (records[rank].list_length != 0) lists[records[rank].list_hash].push_back(static_cast<int>(rank));
+  for (std::size_t i = 0; const ExchangeRecord& record : records) {
+    const int rank = records.rank_at(i++);
+    if (record.list_length != 0) lists[record.list_hash].push_back(rank);
+  }
   return lists;
 }
 
-bool is_whole(const std::vector<int>& members, std::span<const ExchangeRecord> records) {
+bool is_whole(const std::vector<int>& members, const Records& records) {
   // Every member of a list passes that list and has its own position. Then no two lists differ or overlap.
   const std::uint32_t length = records[static_cast<std::size_t>(members.front())].list_length;
   if (members.size() != length) return false;
@@ -46,24 +48,25 @@ bool is_whole(const std::vector<int>& members, std::span<const ExchangeRecord> r
 }
 
 template <class Property>
-bool differs(const std::vector<int>& members, std::span<const ExchangeRecord> records, Property property) {
+bool differs(const std::vector<int>& members, const Records& records, Property property) {
   return std::ranges::any_of(members, [&](int rank) {
     return records[static_cast<std::size_t>(rank)].*property !=
            records[static_cast<std::size_t>(members.front())].*property;
   });
 }
 
-std::vector<int> ranks_where(std::size_t count, const auto& condition) {
+std::vector<int> ranks_where(const Records& records, const auto& condition) {
   std::vector<int> ranks;
-  for (std::size_t rank = 0; rank < count; ++rank)
-    if (condition(rank)) ranks.push_back(static_cast<int>(rank));
+  for (std::size_t i = 0; const ExchangeRecord& record : records) {
+    const int rank = records.rank_at(i++);
+    if (condition(record)) ranks.push_back(rank);
+  }
   return ranks;
 }
 
 /// Memory is shared by the ranks of a host. This compares the sum that the ranks of a host need with the smallest
 /// amount that one of them sees as available.
-std::optional<Problem> find_memory_problem(const Lists& lists, std::span<const ExchangeRecord> records,
-                                           const Group& group) {
+std::optional<Problem> find_memory_problem(const Lists& lists, const Records& records, const Group& group) {
   using Reason = Problem::Reason;
   struct HostNeed {
     std::uint64_t needed = 0;
@@ -101,41 +104,75 @@ const char* to_string(GatherKind operation) noexcept {
   return number < names.size() ? names[number] : names.front();
 }
 
-bool needs_closing(std::span<const ExchangeRecord> records) noexcept {
-  return std::ranges::any_of(records, [](const ExchangeRecord& record) {
-    return record.closes || (record.moving_bytes != 0 && !record.complete);
-  });
+Records Records::of(std::vector<std::pair<int, ExchangeRecord>> some) {
+  const auto rank_of = [](const auto& entry) { return entry.first; };
+  std::ranges::stable_sort(some, {}, rank_of);
+  const auto repeated = std::ranges::unique(some, {}, rank_of);
+  some.erase(repeated.begin(), repeated.end());
+  Records records;
+  for (auto& [rank, record] : some) {
+    records.ranks_.push_back(rank);
+    records.records_.push_back(record);
+  }
+  return records;
+}
+
+std::size_t Records::position_of(std::size_t rank) const noexcept {
+  if (ranks_.empty()) return rank;
+  const auto found = std::ranges::lower_bound(ranks_, static_cast<int>(rank));
+  const bool is_known = found != ranks_.end() && *found == static_cast<int>(rank);
+  return is_known ? static_cast<std::size_t>(found - ranks_.begin()) : records_.size();
+}
+
+const ExchangeRecord& Records::found(std::size_t rank) const noexcept {
+  static const ExchangeRecord nothing;
+  const std::size_t position = position_of(rank);
+  return position < records_.size() ? records_[position] : nothing;
+}
+
+void Records::drop_value(int rank) noexcept {
+  const std::size_t position = position_of(static_cast<std::size_t>(rank));
+  if (position < records_.size()) records_[position].has_value = false;
+}
+
+bool needs_closing(const ExchangeRecord& record) noexcept {
+  return record.closes || (record.moving_bytes != 0 && !record.complete);
+}
+
+bool needs_closing(const Records& records) noexcept {
+  return std::ranges::any_of(records, [](const ExchangeRecord& record) { return needs_closing(record); });
 }
 
 std::uint64_t hash_list(std::span<const int> ranks) noexcept {
   return XXH3_64bits(ranks.data(), ranks.size_bytes());
 }
 
-std::vector<int> list_of(int member, std::span<const ExchangeRecord> records) {
+std::vector<int> list_of(int member, const Records& records) {
   const ExchangeRecord& any = records[static_cast<std::size_t>(member)];
   std::vector<int> list(any.list_length);
-  for (std::size_t rank = 0; rank < records.size(); ++rank)
-    if (records[rank].list_length != 0 && records[rank].list_hash == any.list_hash)
-      list[records[rank].position] = static_cast<int>(rank);
+  for (std::size_t i = 0; const ExchangeRecord& record : records) {
+    const int rank = records.rank_at(i++);
+    if (record.list_length != 0 && record.list_hash == any.list_hash) list[record.position] = rank;
+  }
   return list;
 }
 
-std::optional<Problem> find_problem(std::span<const ExchangeRecord> records, const Group& group) {
+std::optional<Problem> find_problem(const Records& records, const Group& group) {
   using Reason = Problem::Reason;
-  const auto all = ranks_where(records.size(), [](std::size_t) { return true; });
+  const auto all = ranks_where(records, [](const ExchangeRecord&) { return true; });
   if (differs(all, records, &ExchangeRecord::version)) return Problem{Reason::versions, all};
-  if (auto failed = ranks_where(records.size(), [&](std::size_t rank) { return records[rank].status != 0; });
+  if (auto failed = ranks_where(records, [](const ExchangeRecord& record) { return record.status != 0; });
       !failed.empty())
     return Problem{Reason::failed_ranks, std::move(failed)};
   // The later rounds of a stream differ from those of an exchange, whatever the lists are.
-  const auto streams = [&](std::size_t rank) { return records[rank].operation == GatherKind::stream; };
-  if (const auto ranks = ranks_where(records.size(), streams); !ranks.empty() && ranks.size() != records.size())
+  const auto streams = [](const ExchangeRecord& record) { return record.operation == GatherKind::stream; };
+  if (const auto ranks = ranks_where(records, streams); !ranks.empty() && ranks.size() != records.size())
     return Problem{Reason::operations, all};
   const Lists lists = lists_of(records);
   for (const auto& [hash, members] : lists) {
     if (!is_whole(members, records))
       return Problem{Reason::lists,
-                     ranks_where(records.size(), [&](std::size_t rank) { return records[rank].list_length != 0; })};
+                     ranks_where(records, [](const ExchangeRecord& record) { return record.list_length != 0; })};
     if (differs(members, records, &ExchangeRecord::operation)) return Problem{Reason::operations, members};
     if (differs(members, records, &ExchangeRecord::kind_hash)) return Problem{Reason::kinds, members};
     if (auto others = differing_contents(members, records); !others.empty())
@@ -147,8 +184,7 @@ std::optional<Problem> find_problem(std::span<const ExchangeRecord> records, con
   return find_memory_problem(lists, records, group);
 }
 
-Error make_error(const Problem& problem, std::span<const ExchangeRecord> records, std::span<const Words> words,
-                 const Group& group) {
+Error make_error(const Problem& problem, const Records& records, std::span<const Words> words, const Group& group) {
   using Reason = Problem::Reason;
   const int first = problem.ranks.front();
   const auto blame_first = [&](ErrorKind kind, const std::string& text) {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The record that every rank sends to every other rank in round 1, and the conclusions from all records. The functions
-// are pure and give the same result on all ranks.
+// The record that every rank contributes to round 1, and the conclusions from the records. The functions are pure. On
+// one host all ranks compute them from all records. Over several hosts a rank that has all records of some lists does
+// so for the others (agreement.hpp).
 
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "muster/error.hpp"
@@ -20,7 +22,7 @@ namespace muster::gather {
 enum class GatherKind : std::uint8_t { configs = 1, tensors = 2, merge = 3, stream = 4 };
 const char* to_string(GatherKind operation) noexcept;
 
-inline constexpr std::uint32_t record_version = 5;
+inline constexpr std::uint32_t record_version = 6;
 inline constexpr std::uint32_t no_position = 0xffffffff;
 
 /// The location of a rank's tensors. Tensors without elements do not count.
@@ -115,8 +117,41 @@ struct ExchangeRecord {
 static_assert(sizeof(ExchangeRecord) <= 128, "round 1 costs at most 128 bytes per rank");
 static_assert(std::is_trivially_copyable_v<ExchangeRecord>);
 
-/// Returns whether a closing round follows: bytes of some list must still move, or a rank requests the round.
-bool needs_closing(std::span<const ExchangeRecord> records) noexcept;
+/// The records of all ranks of a group, or of some of them.
+class Records {
+ public:
+  Records() = default;
+  /// The records of all ranks.
+  Records(std::vector<ExchangeRecord> all) noexcept : records_(std::move(all)) {}
+  /// The records of some ranks, in any order. If there are several of one rank, one of them is kept.
+  static Records of(std::vector<std::pair<int, ExchangeRecord>> some);
+
+  [[nodiscard]] std::size_t size() const noexcept { return records_.size(); }
+  [[nodiscard]] auto begin() const noexcept { return records_.begin(); }
+  [[nodiscard]] auto end() const noexcept { return records_.end(); }
+  /// Returns the rank of the record at this position, from 0 to size() - 1. The ranks ascend.
+  [[nodiscard]] int rank_at(std::size_t position) const noexcept {
+    return ranks_.empty() ? static_cast<int>(position) : ranks_[position];
+  }
+  /// Returns the record of a rank. It is empty if this object has none of that rank.
+  [[nodiscard]] const ExchangeRecord& operator[](std::size_t rank) const noexcept {
+    return ranks_.empty() && rank < records_.size() ? records_[rank] : found(rank);
+  }
+  /// Marks the value of a rank as one that has not been sent.
+  void drop_value(int rank) noexcept;
+
+ private:
+  [[nodiscard]] std::size_t position_of(std::size_t rank) const noexcept;
+  [[nodiscard]] const ExchangeRecord& found(std::size_t rank) const noexcept;
+
+  std::vector<int> ranks_;  // empty: records_ has one per rank
+  std::vector<ExchangeRecord> records_;
+};
+
+/// Returns whether a closing round must follow because of this rank: bytes must still move, or it requests the round.
+bool needs_closing(const ExchangeRecord& record) noexcept;
+/// Returns whether a closing round follows because of any rank.
+bool needs_closing(const Records& records) noexcept;
 
 /// The text that a rank sends after a problem: its own failure, or its arguments, so that a mismatch can be shown.
 using Words = WrittenError<640>;
@@ -124,7 +159,7 @@ static_assert(sizeof(Words) <= Group::max_record);
 
 std::uint64_t hash_list(std::span<const int> ranks) noexcept;
 /// Returns the list of a rank, by position. All of its members have the same list.
-std::vector<int> list_of(int member, std::span<const ExchangeRecord> records);
+std::vector<int> list_of(int member, const Records& records);
 
 /// The reason why an exchange cannot continue. The texts are composed from those of the ranks.
 struct Problem {
@@ -145,12 +180,12 @@ struct Problem {
   Decision refused = {};   // for Reason::refused
 };
 
-/// Checks all records. Returns nullopt if the exchange can continue. `group` knows which ranks share memory.
-std::optional<Problem> find_problem(std::span<const ExchangeRecord> records, const Group& group);
+/// Checks the records of all ranks, or of all members of some lists. Returns nullopt if the exchange can continue.
+/// `group` knows which ranks share memory.
+std::optional<Problem> find_problem(const Records& records, const Group& group);
 
 /// Returns the error that all ranks throw, composed of the texts of all ranks.
-Error make_error(const Problem& problem, std::span<const ExchangeRecord> records, std::span<const Words> words,
-                 const Group& group);
+Error make_error(const Problem& problem, const Records& records, std::span<const Words> words, const Group& group);
 
 /// Returns the failure of the first of these ranks, and the number of other failed ranks.
 Error failure_of(std::span<const int> failed, std::span<const Words> words, const Group& group);

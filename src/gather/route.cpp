@@ -23,7 +23,7 @@ constexpr std::uint64_t hashed_at_once = 1 << 20;
 class LocalTransfer final : public Transfer {
  public:
   void offer(ExchangeRecord&) override {}
-  void move(std::span<const ExchangeRecord>, ExchangeReport&) override {}
+  void move(const Records&, ExchangeReport&) override {}
   std::vector<std::optional<Config>> deliver() override { return std::vector<std::optional<Config>>(1); }
 };
 
@@ -78,7 +78,7 @@ class UnmovedMerge final : public Transfer {
     const TensorView target = reshaped(own, *call_.merge);
     result_ = call_.options->root_tensors == RootTensors::copy ? Tensor::copy_of(target) : Tensor::borrow(target);
   }
-  void move(std::span<const ExchangeRecord>, ExchangeReport&) override {}
+  void move(const Records&, ExchangeReport&) override {}
   std::vector<std::optional<Config>> deliver() override { return {Config(std::move(result_))}; }
 
  private:

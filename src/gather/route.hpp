@@ -87,7 +87,7 @@ class Transfer {
   virtual void offer(ExchangeRecord& record) = 0;
   /// After round 1, on members: senders send, and the root receives. A sender sends its descriptor even if the rest
   /// fails.
-  virtual void move(std::span<const ExchangeRecord> records, ExchangeReport& report) = 0;
+  virtual void move(const Records& records, ExchangeReport& report) = 0;
   /// After the last round, if every rank has succeeded: makes the transfer permanent.
   virtual void commit() noexcept {}
   /// On the root: returns the entries of the other members, by position. The root's own entry stays empty if its value
@@ -142,7 +142,7 @@ class Preflight {
  public:
   virtual ~Preflight() = default;
   /// Called on members. An error becomes the status of that round.
-  virtual void check(std::span<const ExchangeRecord> records) = 0;
+  virtual void check(const Records& records) = 0;
   /// Called if every rank has succeeded.
   virtual void commit() noexcept = 0;
 };

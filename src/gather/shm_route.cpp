@@ -98,7 +98,7 @@ std::unique_ptr<RouteDriver> make_shm_route() {
 
 using core::TensorLocation;
 
-void ShmReceiving::move(std::span<const ExchangeRecord> records, ExchangeReport& report) {
+void ShmReceiving::move(const Records& records, ExchangeReport& report) {
   std::optional<Error> failure;
   for (std::size_t position = 1; position < call_.list.size(); ++position) {
     const int sender = call_.list[position];
@@ -280,7 +280,7 @@ void ShmSending::offer(ExchangeRecord& record) {
   record.limit = room.limit;
 }
 
-void ShmSending::move(std::span<const ExchangeRecord>, ExchangeReport& report) {
+void ShmSending::move(const Records&, ExchangeReport& report) {
   report.arena_bytes = arena_payload_;
   if (is_written_ || call_.value == nullptr) return;
   if (layout_.size() != 0) {

@@ -84,7 +84,7 @@ class ShmSending final : public Transfer {
   ~ShmSending() override;
   ShmSending& operator=(ShmSending&&) = delete;
   void offer(ExchangeRecord& record) override;
-  void move(std::span<const ExchangeRecord> records, ExchangeReport& report) override;
+  void move(const Records& records, ExchangeReport& report) override;
   void commit() noexcept override;
   std::vector<std::unique_ptr<OutstandingLease>> obligations() override;
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return state_->pool.bytes(); }
@@ -128,7 +128,7 @@ class ShmReceiving final : public Transfer {
     state_->remotes.forget_retired();
   }
   void offer(ExchangeRecord&) override {}
-  void move(std::span<const ExchangeRecord> records, ExchangeReport& report) override;
+  void move(const Records& records, ExchangeReport& report) override;
   void commit() noexcept override {
     for (const auto& [segment, bytes] : in_use_) segment->note_written(bytes);
   }

@@ -104,17 +104,18 @@ class StreamRun {
       if (reason != Problem::Reason::kinds) return std::string();
       return fmt::format("memory_budget {}, pipeline_depth {}", options_.memory_budget, options_.pipeline_depth);
     };
-    records_ =
+    const Opening opening =
         opening_round(call_.entry, record_, failure, ranks_, "gather_each: opening", "gather_each: failing", words);
     if (call_.entry.is_member()) {
       // A stream prepares nothing for a route before the route is known.
-      Chosen chosen = chosen_route(call_.entry, records_);
+      Chosen chosen = chosen_route(call_.entry, opening);
       call_.driver = chosen.driver;
       report_.route = chosen.driver->route();
       report_.reason = std::move(chosen.reason);
     }
-    report_.rounds += 1 + run_preflights(call_.entry, records_, preflight_.get());
-    const StreamShare share = agree_on_share(record_, records_, [this](int rank) { return group_.host_of(rank); });
+    report_.rounds += 1 + run_preflights(call_.entry, opening, preflight_.get());
+    const StreamShare share =
+        agree_on_share(record_, opening.records, [this](int rank) { return group_.host_of(rank); });
     if (!call_.entry.is_member()) return;
     call_.part_bytes = share.part_bytes;
     call_.part_options.memory_budget = share.budget;
@@ -230,7 +231,6 @@ class StreamRun {
   std::shared_ptr<StreamState> state_;
   StreamCall call_;
   ExchangeRecord record_;
-  std::vector<ExchangeRecord> records_;
   std::unique_ptr<Preflight> preflight_;
   GatherCall part_call_;  // used by the next two members
   std::unique_ptr<PartSender> part_sender_;

@@ -136,7 +136,7 @@ void StreamReceiving::take_layer(std::uint64_t layer, std::optional<Config> own)
 
 void StreamReceiving::take_bytes(LayerPart& part) {
   const GatherCall call = call_.part_call(part.layer, part.part, nullptr);
-  std::vector<ExchangeRecord> records(static_cast<std::size_t>(call.group->size()));
+  std::vector<std::pair<int, ExchangeRecord>> records;
   bool any = false;
   for (std::size_t position = 1; position < arrivals_.size(); ++position) {
     ReceivedPart& arrival = arrivals_[position];
@@ -144,7 +144,7 @@ void StreamReceiving::take_bytes(LayerPart& part) {
     call_.report->bytes += record.payload_bytes;
     std::ranges::move(arrival.slices, std::back_inserter(part.slices));
     if (is_from_part_receiver(position)) continue;
-    records[static_cast<std::size_t>(call.list[position])] = record;
+    records.emplace_back(call.list[position], record);
     any = any || record.has_value;
   }
   take_from_part_receiver(part);
@@ -152,7 +152,7 @@ void StreamReceiving::take_bytes(LayerPart& part) {
   const std::unique_ptr<Transfer> transfer = call_.driver->begin(call);
   ExchangeReport moved;
   const Clock::time_point begin = Clock::now();
-  transfer->move(records, moved);
+  transfer->move(Records::of(std::move(records)), moved);
   for (std::size_t position = 1; position < arrivals_.size(); ++position) {
     const ExchangeRecord& record = arrivals_[position].header.record;
     if (!record.has_value || record.complete || is_from_part_receiver(position)) continue;

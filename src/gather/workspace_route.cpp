@@ -83,7 +83,7 @@ class WorkspacePreflight final : public Preflight {
     std::from_chars(name.random.data(), name.random.data() + name.random.size(), record.segment, 16);
   }
 
-  void check(std::span<const ExchangeRecord> records) override {
+  void check(const Records& records) override {
     if (!call_.is_sender()) return;
     const ExchangeRecord& first = records[static_cast<std::size_t>(call_.first())];
     if (!first.needs_preflight) {
@@ -167,7 +167,7 @@ class WorkspaceTransfer final : public Transfer {
   void offer(ExchangeRecord& record) override {
     if (own_) own_->offer(record);
   }
-  void move(std::span<const ExchangeRecord> records, ExchangeReport&) override {
+  void move(const Records& records, ExchangeReport&) override {
     const bool writes = own_ && (call_.is_sender() || call_.options->workspace.keep_files);
     if (writes && call_.is_sender()) own_->send();
     if (!call_.is_first()) return;
@@ -208,7 +208,7 @@ class WorkspaceMerge final : public Transfer {
     record.moving_bytes = record.payload_bytes;
     record.closes = true;
   }
-  void move(std::span<const ExchangeRecord> records, ExchangeReport&) override {
+  void move(const Records& records, ExchangeReport&) override {
     if (call_.is_sender()) own_.send();
     if (!call_.is_first()) return;
     const std::vector<std::optional<Config>> others = receive_files(call_, *state_, records);
@@ -444,7 +444,7 @@ Config read_file(const GatherCall& call, WorkspaceRouteState& state, int sender,
 }  // namespace
 
 std::vector<std::optional<Config>> receive_files(const GatherCall& call, WorkspaceRouteState& state,
-                                                 std::span<const ExchangeRecord> records) {
+                                                 const Records& records) {
   std::vector<std::optional<Config>> values(call.list.size());
   std::optional<Error> trouble;
   for (std::size_t position = 1; position < values.size(); ++position) {

@@ -93,6 +93,6 @@ class SentFile {
 /// On the root: returns the values of all members that have one, by position; the root's own entry stays empty.
 /// Receives all messages, and then throws the first failure.
 std::vector<std::optional<Config>> receive_files(const GatherCall& call, WorkspaceRouteState& state,
-                                                 std::span<const ExchangeRecord> records);
+                                                 const Records& records);
 
 }  // namespace muster::gather

@@ -28,8 +28,11 @@ std::uint64_t records_offset(int size) {
 std::uint64_t in_use_offset(int size) {
   return records_offset(size) + round_up(2 * static_cast<std::uint64_t>(size) * Group::max_record);
 }
-std::uint64_t rings_offset(int size) {
+std::uint64_t pieces_offset(int size) {
   return in_use_offset(size) + round_up(static_cast<std::uint64_t>(size) * static_cast<std::uint64_t>(size));
+}
+std::uint64_t rings_offset(int size) {
+  return pieces_offset(size) + 2 * answer_piece;
 }
 
 /// Room for everything that a receiver may have to keep (Mail::promised), with the packet heads, and for some more
@@ -144,7 +147,8 @@ std::shared_ptr<ControlBlock> ControlBlock::create(Region& region, int size) {
   const std::uint64_t place = region.take(block_bytes(size));
   const bool reserves = region.must_reserve();
   std::shared_ptr<ControlBlock> block(new ControlBlock(region.memory(), place, size));
-  if (reserves) os::reserve(*block->memory_, place, rings_offset(size));
+  if (reserves) os::reserve(*block->memory_, place, pieces_offset(size));
+  block->header().layout = group_layout;
   block->header().size = static_cast<std::uint32_t>(size);
   block->header().reserves_rings = reserves ? 1 : 0;
   return block;
@@ -156,6 +160,10 @@ std::shared_ptr<ControlBlock> ControlBlock::open(const Region& region, std::uint
     throw Error(ErrorKind::corrupt, "malformed control block of the group: too small for " + std::to_string(size) +
                                         " ranks. Use one build of Muster on all ranks");
   std::shared_ptr<ControlBlock> block(new ControlBlock(region.memory(), place, size));
+  if (const std::uint32_t layout = block->header().layout; layout != group_layout)
+    throw Error(ErrorKind::version, "control block of the group: opening it: it has layout " + std::to_string(layout) +
+                                        ", and this rank has layout " + std::to_string(group_layout) +
+                                        ". Install the same version of Muster on all hosts");
   if (block->header().size != static_cast<std::uint32_t>(size))
     throw Error(ErrorKind::corrupt,
                 "malformed control block of the group: it is for another number of ranks. Use one build of Muster on "
@@ -200,6 +208,14 @@ std::byte* ControlBlock::record(std::uint32_t round, int rank, std::size_t bytes
   return mapping_.data() + records_offset(size_) + begin + static_cast<std::uint64_t>(rank) * distance;
 }
 
+void ControlBlock::reserve_pieces() const {
+  if (header().reserves_rings != 0) os::reserve(*memory_, place_ + pieces_offset(size_), 2 * answer_piece);
+}
+
+std::byte* ControlBlock::piece(std::uint32_t number) const noexcept {
+  return mapping_.data() + pieces_offset(size_) + (number & 1) * answer_piece;
+}
+
 std::atomic<std::uint8_t>& ControlBlock::ring_in_use(int from, int to) const noexcept {
   return reinterpret_cast<std::atomic<std::uint8_t>*>(mapping_.data() + in_use_offset(size_))[from * size_ + to];
 }
@@ -227,6 +243,7 @@ Ring ControlBlock::map_ring(int from, int to) const {
 void ControlBlock::abort(const Error& cause) noexcept {
   if (!put(header().failure, cause)) return;
   os::futex_wake_all(header().round);
+  os::futex_wake_all(header().pieces.word);
   for (int rank = 0; rank < size_; ++rank) os::futex_wake_all(this->cell(rank).bell.word);
 }
 

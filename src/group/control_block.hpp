@@ -38,6 +38,7 @@ struct alignas(64) RankCell {
   std::atomic<std::uint32_t> waits_for;  // 1 + the rank that this one waits for in a companion group; 0: none
   std::array<std::atomic<std::uint64_t>, phase_words> phase;  // text: the operation that the rank is in
   std::array<std::atomic<std::uint32_t>, 2> record_length;    // lengths of the records of even and odd rounds
+  std::atomic<std::uint32_t> pieces_taken;                    // the number of pieces of answers that this rank has read
   alignas(64) WakeWord bell;  // rings when a rank has sent to this one, or has read data that this one sent
 };
 
@@ -49,12 +50,15 @@ struct FailureCell {
 };
 
 struct alignas(64) ControlHeader {
+  std::uint32_t layout;  // group_layout of the rank that created the block; stays in front in all versions
   std::uint32_t size;
   std::uint32_t reserves_rings;                    // not 0: memory must be reserved before it is touched
   alignas(64) std::atomic<std::uint32_t> round;    // the latest complete round; futex
   alignas(64) std::atomic<std::uint32_t> counted;  // ranks that have entered the next round
   std::atomic<std::uint32_t> waiting;
   std::atomic<std::uint64_t> left;  // low half: ranks that have left; high half: ranks that died without leaving
+  alignas(64) WakeWord pieces;      // the number of pieces of answers that have been written
+  std::atomic<std::uint64_t> answer_bytes;  // the length of the answer that is being written
   alignas(64) FailureCell failure;
   alignas(64) FailureCell decision;
   std::atomic<std::uint32_t> is_passed_on;  // the other hosts have received the decision
@@ -97,16 +101,20 @@ class Ring {
   std::uint64_t reserved_;
 };
 
-/// Maps a control block and gives access to its parts: the header, one cell and two records per rank, and a table of
-/// the rings in use. They are followed by one ring for each ordered pair of ranks. A ring takes memory when it is first
-/// used. In a small group all rings are mapped at once, so that no message can fail for lack of a mapping. In a large
-/// group each ring is mapped when it is first used.
+/// The length of a piece of an answer (LocalGroup::give_answer).
+inline constexpr std::size_t answer_piece = 16 << 10;
+
+/// Maps a control block and gives access to its parts: the header, one cell and two records per rank, a table of the
+/// rings in use, and two pieces of an answer. They are followed by one ring for each ordered pair of ranks. A ring
+/// takes memory when it is first used. In a small group all rings are mapped at once, so that no message can fail for
+/// lack of a mapping. In a large group each ring is mapped when it is first used.
 class ControlBlock final : public Pulse {
  public:
   /// Creates a control block for `size` ranks in a region that all of them have. The caller sends its place to the
   /// other ranks. Throws Error(out_of_space).
   static std::shared_ptr<ControlBlock> create(Region& region, int size);
-  /// Maps a control block that another rank created. Throws Error(corrupt) if it is not a block for `size` ranks.
+  /// Maps a control block that another rank created. Throws Error(version) if it has another layout, and
+  /// Error(corrupt) if it is not a block for `size` ranks.
   static std::shared_ptr<ControlBlock> open(const Region& region, std::uint64_t place, int size);
 
   [[nodiscard]] std::uint64_t place() const noexcept { return place_; }
@@ -121,6 +129,10 @@ class ControlBlock final : public Pulse {
   /// records of all ranks fit into few pages. If the ranks disagree about the length they may overwrite each other's
   /// records; in that case all ranks throw.
   [[nodiscard]] std::byte* record(std::uint32_t round, int rank, std::size_t bytes) const noexcept;
+  /// Called before the first answer is written. Throws Error(out_of_space).
+  void reserve_pieces() const;
+  /// Returns the memory of the piece with that number. Two consecutive pieces have separate memory.
+  [[nodiscard]] std::byte* piece(std::uint32_t number) const noexcept;
   /// Called by the sender: creates the ring, and marks it so that the receiver finds it. Throws Error(out_of_space).
   [[nodiscard]] Ring make_ring(int from, int to) const;
   [[nodiscard]] bool has_ring(int from, int to) const noexcept;

@@ -7,6 +7,7 @@
 #include <exception>
 #include <new>
 #include <optional>
+#include <string>
 
 #include "muster/group.hpp"
 
@@ -20,6 +21,12 @@ Error error_of(const RankInfo& rank, ErrorKind kind, const std::string& words);
 Error in_name_of(const RankInfo& rank, const Error& cause);
 /// Returns the error with this rank's name in front, or unchanged if it already names a rank.
 Error in_own_name(const Group& group, const Error& cause);
+
+/// Returns the first rank of the host of this rank.
+int first_of_host(const Group& group);
+/// Returns the error for a message that no rank of this version sends: "malformed message of a round: `words`", with
+/// the remedy.
+Error malformed_round(const std::string& words);
 
 /// Makes `cause` the failure of all ranks, and throws the group's first failure, as all ranks do.
 [[noreturn]] inline void fail(Group& group, const Error& cause) {
@@ -59,6 +66,20 @@ auto or_fail(Group& group, const Work& work) -> decltype(work()) {
   } catch (const std::bad_alloc&) {
     fail(group, in_own_name(group, Error(ErrorKind::out_of_space, "out of memory")));
   }
+}
+
+/// Runs work on a message of rank `from`, or of the first rank of this host. An error fails the group and names that
+/// rank.
+inline constexpr int first_here = -1;
+template <class Work>
+auto or_blame(Group& group, int from, const Work& work) -> decltype(work()) {
+  return or_fail(group, [&] {
+    try {
+      return work();
+    } catch (const Error& error) {
+      throw in_name_of(group.info(from == first_here ? first_of_host(group) : from), error);
+    }
+  });
 }
 
 /// Runs a call whose errors leave the group usable. Running out of memory inside it fails the group, because the other

@@ -6,8 +6,8 @@
 #include <xxhash.h>
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include "src/base/escaped.hpp"
 #include "src/base/fixed_string.hpp"
@@ -59,6 +59,18 @@ void fail_on_message(Group& group, int from, std::uint64_t bytes, std::uint64_t 
                     {.rank = rank}));
 }
 
+int first_of_host(const Group& group) {
+  const int host = group.host_of(group.rank());
+  int rank = 0;
+  while (group.host_of(rank) != host) ++rank;
+  return rank;
+}
+
+Error malformed_round(const std::string& words) {
+  return {ErrorKind::corrupt,
+          fmt::format("malformed message of a round: {}. Use one build of Muster on all ranks", words)};
+}
+
 Error different_calls(const RankInfo& one, const RankInfo& other) {
   return {ErrorKind::rank_mismatch,
           fmt::format("{} and {} are in different calls. Make the same collective calls in the same order on all ranks",
@@ -78,27 +90,25 @@ void throw_if_stopped(BaseGroup& group, const WaitOptions& options) {
 
 }  // namespace
 
-BaseGroup::BaseGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout,
+BaseGroup::BaseGroup(int rank, std::shared_ptr<const RankTable> ranks, Nonce nonce, std::chrono::milliseconds timeout,
                      std::shared_ptr<const Peers> peers)
     : rank_(rank),
       ranks_(std::move(ranks)),
       peers_(std::move(peers)),
-      all_(ranks_.size()),
       nonce_(nonce),
       timeout_(bounded(timeout)),
       owner_pid_(os::process_id()),
       mail_(*this),
-      statuses_(ranks_.size()) {
-  std::iota(all_.begin(), all_.end(), 0);
+      statuses_(ranks_->size()) {
   std::memcpy(&operations_.group, nonce_.data(), sizeof operations_.group);
-  trace::join(nonce_, ranks_[static_cast<std::size_t>(rank)].global_rank, size());
+  trace::join(nonce_, (*ranks_)[rank].global_rank, size());
   if (size() > 1) Region::show_own();
 }
 
 const RankInfo& BaseGroup::info(int rank) const {
   if (rank < 0 || rank >= size())
     throw Error(ErrorKind::invalid_argument, out_of_range_text("group: rank", rank, size()));
-  return ranks_[static_cast<std::size_t>(rank)];
+  return (*ranks_)[rank];
 }
 
 bool PeerLiveness::is_dead() const noexcept {
@@ -210,12 +220,58 @@ void BaseGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte>
   if (mine.size() > max_record)
     throw Error(ErrorKind::invalid_argument,
                 fmt::format("all_gather: the record has {} bytes, at most {} are allowed", mine.size(), max_record));
-  if (all.size() != mine.size() * ranks_.size())
+  if (all.size() != mine.size() * ranks_->size())
     throw Error(ErrorKind::invalid_argument, "all_gather: the result must have room for one record per rank");
   throw_if_stopped(*this, options);
   trace::Span span(trace::Span::Outermost{}, trace::SpanKind::collective, "all_gather", operations_);
   span.add_bytes(mine.size());
   unless_out_of_memory(*this, [&] { do_all_gather(mine, all, options); });
+}
+
+namespace {
+
+/// Whether any record has a byte that is not 0.
+class AnyFold final : public HostFold {
+ public:
+  void begin(std::span<const int>, std::span<const std::byte> here) override {
+    any_ = std::ranges::any_of(here, [](std::byte byte) { return byte != std::byte{0}; });
+  }
+  void take_below(std::span<const std::byte> message) override { any_ = read(message) || any_; }
+  void up(Bytes& out) override { down(own_host, out); }
+  void take_above(std::span<const std::byte> message) override { any_ = read(message) || any_; }
+  void down(std::size_t, Bytes& out) const override { out.push_back(any_ ? std::byte{1} : std::byte{0}); }
+  [[nodiscard]] bool tells_all_the_same() const noexcept override { return true; }
+  static bool read(std::span<const std::byte> message) {
+    if (message.size() != 1) throw malformed_round(fmt::format("{} bytes instead of 1", message.size()));
+    return message.front() != std::byte{0};
+  }
+
+ private:
+  bool any_ = false;
+};
+
+}  // namespace
+
+std::vector<std::byte> BaseGroup::fold(std::span<const std::byte> mine, HostFold& fold, const WaitOptions& options) {
+  const GroupLock use(*this);
+  if (mine.size() > max_record)
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("fold: the record has {} bytes, at most {} are allowed", mine.size(), max_record));
+  throw_if_stopped(*this, options);
+  trace::Span span(trace::Span::Outermost{}, trace::SpanKind::collective, "fold", operations_);
+  span.add_bytes(mine.size());
+  return unless_out_of_memory(*this, [&] { return do_fold(mine, fold, options); });
+}
+
+std::vector<std::byte> BaseGroup::do_fold(std::span<const std::byte>, HostFold&, const WaitOptions&) {
+  throw Error(ErrorKind::unsupported,
+              fmt::format("fold: groups of kind {} have one host. Use all_gather()", in_quotes(kind())));
+}
+
+bool BaseGroup::any(std::span<const std::byte> mine, const WaitOptions& options) {
+  AnyFold any;
+  const auto answer = fold(mine, any, options);
+  return or_blame(*this, first_here, [&] { return AnyFold::read(answer); });
 }
 
 std::shared_ptr<Region> BaseGroup::region_of(int) const {
@@ -296,6 +352,11 @@ void BaseGroup::wait_until(const std::function<bool()>& done,
 void BaseGroup::agree(const std::optional<Error>& trouble, const WaitOptions& options) {
   // 0: success; otherwise the kind of the error + 1.
   const std::uint32_t mine = trouble ? static_cast<std::uint32_t>(trouble->kind()) + 1 : 0;
+  if (has_folds()) {
+    AnyFold fold;
+    const auto answer = do_fold(std::as_bytes(std::span(&mine, 1)), fold, options);
+    if (!or_blame(*this, first_here, [&] { return AnyFold::read(answer); })) return;
+  }
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(statuses_)), options);
   const auto first = std::ranges::find_if(statuses_, [](std::uint32_t status) { return status != 0; });
   if (first == statuses_.end()) return;
@@ -303,16 +364,14 @@ void BaseGroup::agree(const std::optional<Error>& trouble, const WaitOptions& op
   static_assert(sizeof(Words) <= max_record);
   Words words;
   if (trouble) words.put(*trouble);
-  std::vector<Words> all(ranks_.size());
+  std::vector<Words> all(ranks_->size());
   do_all_gather(std::as_bytes(std::span(&words, 1)), std::as_writable_bytes(std::span(all)), options);
-  const auto at = static_cast<std::size_t>(first - statuses_.begin());
-  const Error cause = all[at].get();
+  const auto at = static_cast<int>(first - statuses_.begin());
+  const Error cause = all[static_cast<std::size_t>(at)].get();
   // If the ranks of a host agreed before, all of them have failed with the error of one of them, which it names.
-  const auto named = std::ranges::find(ranks_, cause.rank().value_or(-1), &RankInfo::global_rank);
-  if (!cause.host().empty() && named != ranks_.end() &&
-      statuses_[static_cast<std::size_t>(named - ranks_.begin())] != 0)
-    throw Error(cause);
-  throw in_name_of(ranks_[at], cause).with_context(options.phase);
+  const int named = ranks_->rank_of(cause.rank().value_or(-1));
+  if (!cause.host().empty() && named >= 0 && statuses_[static_cast<std::size_t>(named)] != 0) throw Error(cause);
+  throw in_name_of((*ranks_)[at], cause).with_context(options.phase);
 }
 
 void BaseGroup::refuse(const Error& failure, const WaitOptions& options) {
@@ -331,12 +390,14 @@ BaseGroup::SplitPart BaseGroup::part_of(std::span<const int> ranks, const WaitOp
   ListRecord mine;
   std::vector<ListRecord> cards;
   together(options, [&] {
-    cards.resize(ranks_.size());
+    cards.resize(ranks_->size());
     const auto self = std::ranges::find(ranks, rank_);
-    for (auto rank = ranks.begin(); rank != ranks.end(); ++rank) {
-      (void)info(*rank);
-      if (std::find(ranks.begin(), rank, *rank) != rank)
-        throw Error(ErrorKind::invalid_argument, fmt::format("split: the list has rank {} twice", *rank));
+    std::vector<bool> seen(ranks_->size());
+    for (const int rank : ranks) {
+      (void)info(rank);
+      if (seen[static_cast<std::size_t>(rank)])
+        throw Error(ErrorKind::invalid_argument, fmt::format("split: the list has rank {} twice", rank));
+      seen[static_cast<std::size_t>(rank)] = true;
     }
     if (self == ranks.end()) return;
     part = {ranks, static_cast<int>(self - ranks.begin())};
@@ -344,28 +405,31 @@ BaseGroup::SplitPart BaseGroup::part_of(std::span<const int> ranks, const WaitOp
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
   // Each rank reports the list that it is in. A list of n ranks must be reported by n ranks.
-  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
-    const ListRecord& card = cards[rank];
+  std::unordered_map<std::uint64_t, std::int32_t> reports;
+  for (const ListRecord& card : cards)
+    if (card.length != 0) ++reports[card.hash];
+  for (const int rank : all()) {
+    const ListRecord& card = cards[static_cast<std::size_t>(rank)];
     if (card.length == 0) continue;
-    const auto said = std::ranges::count(cards, card.hash, &ListRecord::hash);
+    const std::int32_t said = reports[card.hash];
     if (said != card.length)
       throw Error(ErrorKind::rank_mismatch,
                   fmt::format("split: rank {} passed a list of {} ranks, and {} of them passed the same list. Pass the "
                               "same list on all its members",
-                              ranks_[rank].global_rank, card.length, said),
-                  {.rank = ranks_[rank].global_rank});
+                              info(rank).global_rank, card.length, said),
+                  {.rank = info(rank).global_rank});
   }
   return part;
 }
 
 std::shared_ptr<Group> BaseGroup::duplicate(const WaitOptions& options) {
   const GroupLock use(*this);
-  return unless_out_of_memory(*this, [&] { return make_part({all_, rank_}, Tie::none, options); });
+  return unless_out_of_memory(*this, [&] { return make_part({all(), rank_}, Tie::none, options); });
 }
 
 std::shared_ptr<BaseGroup> BaseGroup::companion(const WaitOptions& options) {
   const GroupLock use(*this);
-  return unless_out_of_memory(*this, [&] { return make_part({all_, rank_}, Tie::companion, options); });
+  return unless_out_of_memory(*this, [&] { return make_part({all(), rank_}, Tie::companion, options); });
 }
 
 std::shared_ptr<Group> BaseGroup::split(const RankList& ranks, const WaitOptions& options) {
@@ -389,7 +453,8 @@ Group::Nonce random_nonce() {
 class SingleGroup final : public group::BaseGroup {
  public:
   explicit SingleGroup(std::chrono::milliseconds timeout)
-      : group::BaseGroup(0, {RankInfo{0, os::host_name(), os::process_id()}}, random_nonce(), timeout) {}
+      : group::BaseGroup(0, group::RankTable::make({{0, os::host_name(), os::process_id()}}), random_nonce(), timeout) {
+  }
   ~SingleGroup() override { end_progress(); }
 
   [[nodiscard]] std::string_view kind() const noexcept override { return "single"; }

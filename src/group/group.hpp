@@ -18,13 +18,19 @@
 #include "muster/group.hpp"
 #include "src/base/fork_mutex.hpp"
 #include "src/base/function_ref.hpp"
+#include "src/group/host_fold.hpp"
 #include "src/group/mail.hpp"
+#include "src/group/rank_table.hpp"
 #include "src/trace/span.hpp"
 
 namespace muster::group {
 
 struct Peers;
 class Region;
+
+/// The number of the layouts of the control block and of the messages of rounds. A change of one of them raises it. A
+/// build without this number reads its number of ranks here, which is never so large.
+inline constexpr std::uint32_t group_layout = 1'000'001;
 
 /// The head of a packet. Its contents are defined by the sender.
 using PacketHead = std::array<std::byte, 32>;
@@ -47,7 +53,7 @@ class PeerLiveness {
 class BaseGroup : public Group {
  public:
   [[nodiscard]] int rank() const noexcept final { return rank_; }
-  [[nodiscard]] int size() const noexcept final { return static_cast<int>(ranks_.size()); }
+  [[nodiscard]] int size() const noexcept final { return static_cast<int>(ranks_->size()); }
   /// Returns whether this process created the group (false in a forked child).
   [[nodiscard]] bool is_owner_process() const noexcept;
   [[nodiscard]] const RankInfo& info(int rank) const final;
@@ -61,7 +67,9 @@ class BaseGroup : public Group {
   /// Returns the messages of this group. Only the thread that holds the group may call its functions.
   [[nodiscard]] Mail& mail() noexcept { return mail_; }
   /// Returns all ranks: 0, 1, ...
-  [[nodiscard]] std::span<const int> all() const noexcept { return all_; }
+  [[nodiscard]] std::span<const int> all() const noexcept { return ranks_->all(); }
+  /// Returns the ranks. Duplicates share this table.
+  [[nodiscard]] const std::shared_ptr<const RankTable>& ranks() const noexcept { return ranks_; }
   /// Returns the shared memory of `rank`, or null if it shares none with this rank or the group has one rank. Local.
   [[nodiscard]] virtual std::shared_ptr<Region> region_of(int rank) const;
   /// Returns the liveness of a rank that shares memory with this one. Any other rank is never reported dead here.
@@ -133,6 +141,15 @@ class BaseGroup : public Group {
   /// Throws as wait_until.
   void wait_for_packets(const std::function<bool()>& done, std::span<const int> on, const WaitOptions& options);
 
+  /// Returns whether the group has several hosts, so that fold() is possible. The same on all ranks.
+  [[nodiscard]] virtual bool has_folds() const noexcept { return false; }
+  /// Collective, if has_folds(). Runs one round over the tree of hosts, with one record per rank and the messages of
+  /// `fold`. Returns the message of down() to the ranks of this host. Throws as all_gather().
+  std::vector<std::byte> fold(std::span<const std::byte> mine, HostFold& fold, const WaitOptions& options);
+  /// Collective, if has_folds(). Returns whether the record of any rank has a byte that is not 0. Throws as
+  /// all_gather().
+  [[nodiscard]] bool any(std::span<const std::byte> mine, const WaitOptions& options);
+
   void abort(const Error& cause) noexcept final;
   [[nodiscard]] std::optional<Error> error() const final;
 
@@ -176,7 +193,7 @@ class BaseGroup : public Group {
 
  protected:
   /// `peers` is null if this process cannot see that other ranks have ended.
-  BaseGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout,
+  BaseGroup(int rank, std::shared_ptr<const RankTable> ranks, Nonce nonce, std::chrono::milliseconds timeout,
             std::shared_ptr<const Peers> peers = nullptr);
   /// Between these two calls, every wait of this process moves the group's messages. The destructor of each kind of
   /// group calls end_progress() first. That call begins by ending the extensions of higher layers, which may still use
@@ -191,6 +208,7 @@ class BaseGroup : public Group {
   [[nodiscard]] virtual std::uint64_t rounds() const noexcept = 0;
   virtual void do_barrier(const WaitOptions& options) = 0;
   virtual void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) = 0;
+  virtual std::vector<std::byte> do_fold(std::span<const std::byte> mine, HostFold& fold, const WaitOptions& options);
   virtual void do_wait_until(const std::function<bool()>& done,
                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                              const WaitOptions& options) = 0;
@@ -218,9 +236,8 @@ class BaseGroup : public Group {
   std::shared_ptr<void> extension(const void* key, const std::function<std::shared_ptr<void>()>& make);
   SplitPart part_of(std::span<const int> ranks, const WaitOptions& options);
   int rank_;
-  std::vector<RankInfo> ranks_;
+  std::shared_ptr<const RankTable> ranks_;
   std::shared_ptr<const Peers> peers_;
-  std::vector<int> all_;
   Nonce nonce_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::int64_t owner_pid_;

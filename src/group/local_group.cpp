@@ -17,15 +17,16 @@
 namespace muster::group {
 namespace {
 
-std::shared_ptr<Peers> peers_of(const Peers& all, std::span<const int> members) {
+std::shared_ptr<Peers> peers_of(const std::shared_ptr<Peers>& all, std::span<const int> members) {
+  if (all->ranks->is_all(members)) return all;
   auto some = std::make_shared<Peers>();
+  some->ranks = RankTable::part(all->ranks, members);
   for (const int member : members) {
     const auto at = static_cast<std::size_t>(member);
-    some->ranks.push_back(all.ranks[at]);
-    some->pidfds.push_back(all.pidfds[at]);
-    some->regions.push_back(all.regions[at]);
+    some->pidfds.push_back(all->pidfds[at]);
+    some->regions.push_back(all->regions[at]);
   }
-  some->structure = all.structure;
+  some->structure = all->structure;
   return some;
 }
 
@@ -155,7 +156,8 @@ Ring* LocalGroup::incoming(int from) {
 
 template <class Done>
 void LocalGroup::await(std::span<const int> on, const WaitOptions& options, const Done& done) {
-  const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
+  const RankSet awaited(on);
+  const auto is_awaited = [&](int rank) { return awaited.contains(rank); };
   WakeWord& bell = control_->cell(rank()).bell;
   if (!done()) wait_on(bell.word, bell.waiting, options, done, is_awaited, is_awaited);
 }
@@ -195,6 +197,60 @@ bool LocalGroup::do_try_receive(int from, const PacketPlace& place) {
   return true;
 }
 
+void LocalGroup::give_answer(std::span<const std::byte> answer, const WaitOptions& options) {
+  const GroupLock use(*this);
+  const auto phase = in_phase(options);
+  ControlHeader& header = control_->header();
+  if (pieces_ == 0) or_fail(*this, [&] { control_->reserve_pieces(); });
+  for (std::size_t begin = 0; begin == 0 || begin < answer.size(); begin += answer_piece) {
+    const auto piece = answer.subspan(begin, std::min(answer_piece, answer.size() - begin));
+    const std::uint32_t number = pieces_ + 1;
+    const auto is_late = [&](int other) {
+      if (other == rank()) return false;
+      const std::uint32_t taken = control_->cell(other).pieces_taken.load(std::memory_order_acquire);
+      return static_cast<std::int32_t>(number - taken) > 2;
+    };
+    const auto is_free = [&] { return std::ranges::none_of(all(), is_late); };
+    WakeWord& bell = control_->cell(rank()).bell;
+    if (begin != 0 && !is_free()) wait_on(bell.word, bell.waiting, options, is_free, is_late, is_late);
+    if (begin == 0) header.answer_bytes.store(answer.size(), std::memory_order_relaxed);
+    if (!piece.empty()) std::memcpy(control_->piece(number), piece.data(), piece.size());
+    pieces_ = number;
+    header.pieces.ring();
+    // The readers wait for this rank, and a long answer has many pieces.
+    progress();
+  }
+}
+
+std::vector<std::byte> LocalGroup::take_answer(int from, std::uint64_t most, const WaitOptions& options) {
+  const GroupLock use(*this);
+  const auto phase = in_phase(options);
+  ControlHeader& header = control_->header();
+  std::vector<std::byte> answer;
+  std::size_t begin = 0;
+  do {
+    const std::uint32_t number = pieces_ + 1;
+    const auto has_come = [&] {
+      return static_cast<std::int32_t>(header.pieces.word.load(std::memory_order_acquire) - number) >= 0;
+    };
+    const auto is_giver = [&](int rank) { return rank == from; };
+    if (!has_come()) wait_on(header.pieces.word, header.pieces.waiting, options, has_come, is_giver, is_giver);
+    if (begin == 0) {
+      const std::uint64_t bytes = header.answer_bytes.load(std::memory_order_relaxed);
+      if (bytes > most) fail_on_message(*this, from, bytes, most);
+      answer.resize(bytes);
+    }
+    const std::size_t length = std::min(answer_piece, answer.size() - begin);
+    if (length != 0) std::memcpy(answer.data() + begin, control_->piece(number), length);
+    begin += length;
+    pieces_ = number;
+    control_->cell(rank()).pieces_taken.store(number, std::memory_order_release);
+    if (begin < answer.size()) control_->cell(from).bell.ring();
+    progress();
+  } while (begin < answer.size());
+  return answer;
+}
+
 void LocalGroup::do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                                      const WaitOptions& options) {
   const auto phase = in_phase(options);
@@ -204,7 +260,8 @@ void LocalGroup::do_wait_for_packets(const std::function<bool()>& done, std::spa
 void LocalGroup::do_wait_until(const std::function<bool()>& done,
                                const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                                const WaitOptions& options) {
-  const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
+  const RankSet awaited(on);
+  const auto is_awaited = [&](int rank) { return awaited.contains(rank); };
   if (!os::spin_then_yield(done, turns_)) wait(options, done, is_awaited, is_awaited, sleep);
 }
 
@@ -240,7 +297,7 @@ std::shared_ptr<BaseGroup> LocalGroup::make_part(const SplitPart& part, Tie tie,
       membership.control = ControlBlock::open(*peers_->structure, first.place, static_cast<int>(part.members.size()));
     membership.nonce = first.nonce;
     membership.rank = part.position;
-    membership.peers = peers_of(*peers_, part.members);
+    membership.peers = peers_of(peers_, part.members);
     if (tie == Tie::companion) membership.parent = control_;
     copy = std::make_shared<LocalGroup>(std::move(membership), timeout());
   });

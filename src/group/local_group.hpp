@@ -10,8 +10,11 @@
 //  3. The other ranks spin for a moment, and then sleep on the round's number in slices. Between slices they check for
 //     dead ranks, cancellation and the deadline (watchdog.hpp).
 //  4. The rank copies out all records.
-// To send a packet, the sender appends length, head and bytes to the ring of this pair of ranks if there is room for
-// all of it. The receiver copies packets out in order.
+// An answer is data that one rank, always the same, writes once for all other ranks (give_answer). It consists of
+// pieces in two buffers. The writer waits until all ranks have read a piece before it reuses its buffer. It need not
+// wait at the begin of an answer, because a round precedes each answer, and no rank begins that round before it has
+// read the previous answer. To send a packet, the sender appends length, head and bytes to the ring of this pair of
+// ranks if there is room for all of it. The receiver copies packets out in order.
 
 #include <map>
 #include <memory>
@@ -66,6 +69,12 @@ class LocalGroup final : public BaseGroup {
   /// round of this rank, or nullopt if all have. Any thread.
   [[nodiscard]] std::optional<int> missing() const;
 
+  /// For a group of several hosts that includes this group: gives `answer` to all other ranks, which call
+  /// take_answer(). A round must precede each answer. Throws as barrier().
+  void give_answer(std::span<const std::byte> answer, const WaitOptions& options);
+  /// Returns the answer of the rank `from`. Fails the group if it is longer than `most` bytes. Throws as barrier().
+  std::vector<std::byte> take_answer(int from, std::uint64_t most, const WaitOptions& options);
+
   /// Sets a function that every wait of this rank calls before it sleeps. It returns the maximum time of the sleep. A
   /// group that includes this one uses it to process its other messages meanwhile. Any waiting thread may call it. Must
   /// be set before the group is used.
@@ -108,6 +117,7 @@ class LocalGroup final : public BaseGroup {
   std::shared_ptr<ControlBlock> control_;
   std::shared_ptr<ControlBlock> parent_;
   std::uint32_t round_ = 0;
+  std::uint32_t pieces_ = 0;  // the number of pieces of answers that this rank has written or read
   int turns_ = os::spin_iterations(size());
   // Rings that have been used, by the other rank.
   std::map<int, Ring> outgoing_;

@@ -28,11 +28,6 @@ std::size_t pool_of(std::int64_t tag) noexcept {
   return waits_for_credit(tag) ? 0 : 1;
 }
 
-/// A round waits for its own messages, so none of them is in flight during another call.
-bool is_of_round(std::int64_t tag) noexcept {
-  return tag == static_cast<std::int64_t>(Subject::round);
-}
-
 /// Returns the credit that a message of this length uses.
 constexpr std::uint64_t cost_of(std::uint64_t bytes) noexcept {
   return std::max(bytes, Mail::least_cost);
@@ -49,9 +44,9 @@ struct Patterns {
   std::size_t count;
 };
 
-/// Collectives and rounds need no credit: their receiver always waits for the message.
+/// Collectives need no credit: their receiver always waits for the message.
 bool needs_credit(std::int64_t tag) noexcept {
-  return tag != static_cast<std::int64_t>(Subject::collective) && tag != static_cast<std::int64_t>(Subject::round);
+  return tag != static_cast<std::int64_t>(Subject::collective);
 }
 
 }  // namespace
@@ -97,18 +92,18 @@ void Mail::end(std::shared_ptr<Message> message) {
   ended_.push_back(std::move(message));
 }
 
-Mail::Mail(BaseGroup& group) : group_(group), lanes_(static_cast<std::size_t>(group.size())) {}
+Mail::Mail(BaseGroup& group) : group_(group) {}
 Mail::~Mail() = default;
 
 Mail::PeerQueue& Mail::lane(int rank) {
-  std::shared_ptr<PeerQueue>& lane = lanes_[static_cast<std::size_t>(rank)];
+  std::shared_ptr<PeerQueue>& lane = lanes_[rank];
   if (!lane) lane = std::make_shared<PeerQueue>();
   return *lane;
 }
 
 std::shared_ptr<Mail::OutgoingMail> Mail::send(Sending message) {
   (void)take_ended();
-  is_used_ = is_used_ || !is_of_round(message.tag);
+  is_used_ = true;
   message.id = next_id_++;
   auto sending = std::make_shared<OutgoingMail>(std::move(message));
   PeerQueue& lane = this->lane(sending->to);
@@ -124,7 +119,7 @@ std::shared_ptr<Mail::OutgoingMail> Mail::send(Sending message) {
 
 std::shared_ptr<Mail::IncomingMail> Mail::receive(Receiving wanted) {
   (void)take_ended();
-  is_used_ = is_used_ || !is_of_round(wanted.tag);
+  is_used_ = true;
   auto receive = std::make_shared<IncomingMail>(std::move(wanted));
   const Key key{receive->from, receive->tag};
   const auto number = unexpected_.oldest({&key, 1});
@@ -165,7 +160,12 @@ bool Mail::take_packets() {
 bool Mail::step() {
   if (is_abandoned_) return false;
   bool has_moved = take_packets();
-  for (int rank = 0; rank < group_.size(); ++rank) has_moved = push(rank) || has_moved;
+  for (auto lane = lanes_.begin(); lane != lanes_.end();) {
+    const int rank = lane->first;
+    has_moved = push(rank) || has_moved;
+    // A failure abandons all messages.
+    lane = lanes_.upper_bound(rank);
+  }
   if (has_moved) {
     tell_pending();
     RankProgress::moved();
@@ -177,8 +177,10 @@ void Mail::wait(const std::function<bool()>& done, int rank, const WaitOptions& 
   (void)take_ended();
   if (done()) return;
   std::vector<int> on;
-  for (int each = 0; each < group_.size(); ++each)
-    if (each != group_.rank() && (rank == any_rank || rank == each)) on.push_back(each);
+  if (rank == any_rank)
+    std::ranges::copy_if(group_.all(), std::back_inserter(on), [&](int each) { return each != group_.rank(); });
+  else
+    on.push_back(rank);
   const auto is_done = [&] {
     while (!done())
       if (!step()) return false;
@@ -201,13 +203,12 @@ void Mail::wait(const std::function<bool()>& done, int rank, const WaitOptions& 
 void Mail::abandon() noexcept {
   is_abandoned_ = true;
   try {
-    for (std::shared_ptr<PeerQueue>& lane : lanes_)
-      if (lane) ended_.push_back(std::move(lane));
+    for (auto& [rank, lane] : lanes_) ended_.push_back(std::move(lane));
     for (auto& [number, receive] : receives_.entries) ended_.push_back(std::move(receive));
   } catch (const std::bad_alloc&) {
     // The messages are dropped here instead of in take_ended().
   }
-  std::ranges::fill(lanes_, nullptr);
+  lanes_.clear();
   receives_ = {};
   unexpected_ = {};
   under_way_ = 0;
@@ -235,7 +236,6 @@ bool Mail::see_off(int to) {
 }
 
 bool Mail::push(int to) {
-  if (!lanes_[static_cast<std::size_t>(to)]) return false;
   const bool has_posted = post_all(to);
   return see_off(to) || has_posted;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Mail: the point-to-point messages between the ranks of a group. A message has a tag, a label of a few bytes, and a
-// body of any length. All messages of a group use it: those of programs, gathers, collectives and rounds.
+// body of any length. All messages of a group use it: those of programs, gathers and collectives.
 //
 //  - A short message uses the eager protocol: the sender sends it at once, in one packet or several. The receiving rank
 //    keeps it until a receive matches it. The sender counts the bytes that the other rank may have to keep, and that
@@ -43,7 +43,6 @@ enum class Subject : std::int64_t {
   collective = -1,  ///< collectives; a rank always receives these messages, so they need no credit
   caller = -2,      ///< Group::send
   exchange = -3,    ///< gathers, merges, streams and exports
-  round = -4,       ///< all-gather rounds of the group itself
 };
 
 struct Envelope {
@@ -192,7 +191,7 @@ class Mail {
   [[nodiscard]] PeerQueue& lane(int rank);
 
   BaseGroup& group_;
-  std::vector<std::shared_ptr<PeerQueue>> lanes_;
+  std::map<int, std::shared_ptr<PeerQueue>> lanes_;  // by the other rank; created with its first message
   std::vector<int> senders_;                         // the ranks that a step asks for packets
   Ordered<std::shared_ptr<IncomingMail>> receives_;  // receives without a matching message
   Ordered<Unexpected> unexpected_;

@@ -16,6 +16,7 @@
 #include <vector>
 #include "muster/error.hpp"
 #include "src/group/group.hpp"
+#include "src/group/rank_table.hpp"
 #include "src/group/region.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/fd.hpp"
@@ -87,7 +88,7 @@ class PhaseScope {
 
 /// The identities of the ranks, and the means to see that one has ended. A group shares them with its duplicates.
 struct Peers {
-  std::vector<RankInfo> ranks;
+  std::shared_ptr<const RankTable> ranks;
   std::vector<std::shared_ptr<const os::Fd>> pidfds;  // one per rank; null if the rank has no pidfd here
   // For ranks that share memory: the region of each rank, and a region of rank 0 for the control blocks of groups. The
   // latter is separate because it exists as long as the groups do, even if ranks die.
@@ -108,7 +109,7 @@ struct Peers {
   /// Returns "alive", "dead" or "stopped" for messages.
   [[nodiscard]] virtual std::string state_of(int rank) const {
     if (end_of(rank)) return "dead";
-    const bool is_stopped = os::process_state(ranks[static_cast<std::size_t>(rank)].pid) == os::ProcessState::stopped;
+    const bool is_stopped = os::process_state((*ranks)[rank].pid) == os::ProcessState::stopped;
     return is_stopped ? "stopped" : "alive";
   }
 };

@@ -46,7 +46,7 @@ Watchdog::Chain Watchdog::chain_of(int rank) const {
   const Pulse& pulse = parent_ == nullptr ? group_ : *parent_;
   // In most cases the chain has one rank.
   if (pulse.awaited_by(rank) == 0) return {pulse.progress_of(rank), rank};
-  std::vector<bool> seen(peers_.ranks.size());
+  std::vector<bool> seen(peers_.ranks->size());
   Chain chain{0, rank};
   for (int at = rank;;) {
     const auto index = static_cast<std::size_t>(at);
@@ -77,7 +77,7 @@ void Watchdog::fail_with_ranks(const Error& cause) {
 }
 
 std::string Watchdog::describe(int rank, const char* link) const {
-  const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
+  const RankInfo& info = (*peers_.ranks)[rank];
   return fmt::format("{}{}{}{}", name_of(info), link, peers_.state_of(rank), last_seen(rank, ", "));
 }
 
@@ -100,7 +100,7 @@ bool Watchdog::check_failure(const std::function<bool()>& done) {
 }
 
 void Watchdog::cancel(const char* how) {
-  const RankInfo& info = peers_.ranks[static_cast<std::size_t>(self_)];
+  const RankInfo& info = (*peers_.ranks)[self_];
   fail(error_of(info, ErrorKind::cancelled, fmt::format("{} {} {}", name_of(info), how, in_quotes(options_.phase))));
 }
 
@@ -109,7 +109,7 @@ void Watchdog::time_out(const std::vector<int>& missing) {
   for (std::size_t i = 0; i < std::min(missing.size(), most_named); ++i)
     names += (i == 0 ? "" : "; ") + describe(missing[i], " made no progress: it is ");
   if (missing.size() > most_named) names += fmt::format(" and {} more", missing.size() - most_named);
-  const RankInfo& first = peers_.ranks[static_cast<std::size_t>(missing.front())];
+  const RankInfo& first = (*peers_.ranks)[missing.front()];
   fail_with_ranks(
       error_of(first, ErrorKind::timeout,
                fmt::format("timeout: rank {} waited {:.1f} s in {}; {}. Inspect that process (muster status), or raise "
@@ -118,13 +118,13 @@ void Watchdog::time_out(const std::vector<int>& missing) {
 }
 
 int Watchdog::at_once() const noexcept {
-  const int size = static_cast<int>(peers_.ranks.size());
+  const int size = static_cast<int>(peers_.ranks->size());
   return std::max(least_at_once, (size + turns - 1) / turns);
 }
 
 template <class Wants, class Look>
 void Watchdog::take_turn(int& at, const Wants& wants, const Look& look) const {
-  const int size = static_cast<int>(peers_.ranks.size());
+  const int size = static_cast<int>(peers_.ranks->size());
   int left = at_once();
   for (int passed = 0; passed < size && left > 0; ++passed) {
     at = at + 1 == size ? 0 : at + 1;
@@ -141,7 +141,7 @@ bool Watchdog::is_over(int rank, const std::function<bool()>& done) {
   if (done() || check_failure(done)) return true;
   // A rank that never entered the group ended because rank 0 did not give it the data for that.
   if (rank != 0 && group_.phase(rank).empty() && peers_.end_of(0)) rank = 0;
-  const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
+  const RankInfo& info = (*peers_.ranks)[rank];
   fail_with_ranks(error_of(info, ErrorKind::peer_lost,
                            fmt::format("{} {} while rank {} was in {}{}{}", name_of(info), *end, number(self_),
                                        in_quotes(options_.phase), last_seen(rank, "; it was "), what_ranks_were_in)));
@@ -173,7 +173,7 @@ void Watchdog::check(const std::function<bool()>& done, const std::function<bool
 
 void Watchdog::look(Clock::time_point now, const std::function<bool()>& done, const std::function<bool(int)>& needed,
                     const std::function<bool(int)>& awaited) {
-  const int size = static_cast<int>(peers_.ranks.size());
+  const int size = static_cast<int>(peers_.ranks->size());
   if (seen_.empty()) {
     seen_.resize(static_cast<std::size_t>(size), Seen{0, begin_});
     for (int rank = 0; rank < size; ++rank)
@@ -214,7 +214,7 @@ void Watchdog::look(Clock::time_point now, const std::function<bool()>& done, co
 void Watchdog::log_waiting(Clock::time_point now, const std::function<bool(int)>& awaited) const {
   std::string names;
   std::size_t count = 0;
-  for (int rank = 0; rank < static_cast<int>(peers_.ranks.size()); ++rank)
+  for (int rank = 0; rank < static_cast<int>(peers_.ranks->size()); ++rank)
     if (rank != self_ && awaited(rank) && ++count <= most_named)
       names += (count == 1 ? "" : "; ") + describe(rank, " is ");
   if (count > most_named) names += fmt::format(" and {} more", count - most_named);

@@ -59,7 +59,7 @@ class Watchdog {
   /// As fail(), for a failure that this rank detected. Also records the operations of the ranks on its host.
   [[noreturn]] void fail_with_ranks(const Error& cause);
   /// Returns the number that messages use for a rank.
-  [[nodiscard]] int number(int rank) const { return peers_.ranks[static_cast<std::size_t>(rank)].global_rank; }
+  [[nodiscard]] int number(int rank) const { return (*peers_.ranks)[rank].global_rank; }
   [[nodiscard]] std::string describe(int rank, const char* link) const;
   /// Returns a text about the rank's phase, or an empty text if the phase is unknown.
   [[nodiscard]] std::string last_seen(int rank, const char* before) const;

@@ -59,15 +59,14 @@ void Context::enter() {
   transport_->enter();
 }
 
-void Context::introduce(std::vector<RankInfo> ranks, const Hosts& hosts) {
+void Context::introduce(const HostsMembership& members) {
   const auto hold = lock();
-  ranks_ = std::move(ranks);
-  for (const int rank : hosts.here())
+  ranks_ = members.ranks;
+  hosts_ = members.hosts;
+  for (const int rank : hosts_->here())
     if (rank != rank_)
-      neighbours_[rank] = group::inside(*hosts.local).liveness(hosts.place_of[static_cast<std::size_t>(rank)]);
-  hosts_ = hosts;
-  hosts_.local = nullptr;
-  has_other_hosts_.store(hosts.members.size() > 1);
+      neighbours_[rank] = group::inside(*members.local).liveness(hosts_->place_of[static_cast<std::size_t>(rank)]);
+  has_other_hosts_.store(hosts_->members.size() > 1);
 }
 
 int Context::next_number() noexcept {
@@ -173,7 +172,7 @@ void Context::ask_about(int rank) {
   constexpr int most = 3;
   int asked = 0;
   const auto hold = lock();
-  for (const int mate : hosts_.on(hosts_.host_of[static_cast<std::size_t>(rank)])) {
+  for (const int mate : hosts_->on(hosts_->host_of[static_cast<std::size_t>(rank)])) {
     if (mate == rank || mate == rank_ || asked++ >= most) continue;
     // A rank that does not receive its pending messages needs no more of them.
     if (std::ranges::find(sends_, mate, &Sent::to) == sends_.end())
@@ -382,7 +381,7 @@ void Context::look_for_the_dead() {
 }
 
 std::string Context::name_of(int rank) const {
-  return ranks_.empty() ? fmt::format("rank {}", rank) : group::name_of(ranks_[static_cast<std::size_t>(rank)]);
+  return ranks_ == nullptr ? fmt::format("rank {}", rank) : group::name_of((*ranks_)[rank]);
 }
 
 std::string Context::missing() const {

@@ -34,7 +34,7 @@
 #include "src/group/error_propagation.hpp"
 #include "src/group/group.hpp"
 #include "src/multihost/deliveries.hpp"
-#include "src/multihost/hosts.hpp"
+#include "src/multihost/membership.hpp"
 #include "src/multihost/transport.hpp"
 #include "src/os/clock.hpp"
 
@@ -68,7 +68,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void take_over() noexcept { transport_->take_over(); }
 
   /// Sets the ranks and their hosts, which are known after the rendezvous.
-  void introduce(std::vector<RankInfo> ranks, const Hosts& hosts);
+  void introduce(const HostsMembership& members);
   /// Returns whether there are ranks on other hosts.
   [[nodiscard]] bool has_other_hosts() const noexcept { return has_other_hosts_.load(); }
   /// Returns a group number that was never used on this rank.
@@ -206,10 +206,10 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<Sent> adopted_;                           // of groups
   std::shared_ptr<Control> inbox_memory_;
   PendingTransfer inbox_;
-  std::vector<RankInfo> ranks_;
+  std::shared_ptr<const group::RankTable> ranks_;  // null before introduce()
   // The ranks of this host that are not known to be dead.
   std::map<int, std::shared_ptr<const group::PeerLiveness>> neighbours_;
-  Hosts hosts_;  // without the local group
+  std::shared_ptr<const Hosts> hosts_;
   Deliveries deliveries_;
   std::vector<std::pair<std::shared_ptr<Control>, PendingTransfer>>
       late_;  // messages that arrived while the inbox was in use

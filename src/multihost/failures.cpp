@@ -75,8 +75,8 @@ Control HostsGroup::about_failure(ControlKind kind, const Error& cause) const {
 const std::shared_ptr<const Contacts>& HostsGroup::contacts() {
   if (contacts_) return contacts_;
   const auto made = std::make_shared<Contacts>();
-  made->mine = hosts_.mine;
-  for (const std::vector<int>& host : hosts_.members) {
+  made->mine = hosts_->mine;
+  for (const std::vector<int>& host : hosts_->members) {
     std::vector<int>& numbers = made->of_hosts.emplace_back();
     for (const int rank : host) numbers.push_back(number_of(rank));
   }
@@ -160,8 +160,8 @@ void HostsGroup::advance_notice() {
   };
   if (above_.empty() && !decides_) {
     const HostTree tree = host_tree();
-    for (int host = hosts_.mine; host != 0; host = tree.parent(host)) above_.push_back(tree.parent(host));
-    for (int host = 1; host < hosts_.mine; ++host)
+    for (int host = hosts_->mine; host != 0; host = tree.parent(host)) above_.push_back(tree.parent(host));
+    for (int host = 1; host < hosts_->mine; ++host)
       if (std::ranges::find(above_, host) == above_.end()) above_.push_back(host);
   }
   // Step 2.
@@ -179,12 +179,12 @@ void HostsGroup::advance_notice() {
   }
   // Step 3.
   if (!std::exchange(decides_, true)) {
-    behind_ = hosts_.mine;
-    if (hosts_.mine != 0) decide(first);
+    behind_ = hosts_->mine;
+    if (hosts_->mine != 0) decide(first);
   }
   while (!delivery_ || delivery_->state == Delivery::State::failed) {
-    const int hosts = static_cast<int>(hosts_.members.size());
-    if (++behind_ == std::min(hosts, hosts_.mine + 1 + most_behind)) {
+    const int hosts = static_cast<int>(hosts_->members.size());
+    if (++behind_ == std::min(hosts, hosts_->mine + 1 + most_behind)) {
       decide(first);
       is_settled_ = true;
       return;
@@ -225,8 +225,8 @@ Error HostsGroup::await_decision() noexcept {
 
 Error HostsGroup::origin_of(const Error& cause) const {
   const int lost = rank_of(cause.rank().value_or(-1));
-  if (cause.kind() != ErrorKind::peer_lost || lost < 0 || hosts_.is_here(lost)) return cause;
-  for (const int mate : hosts_.here()) {
+  if (cause.kind() != ErrorKind::peer_lost || lost < 0 || hosts_->is_here(lost)) return cause;
+  for (const int mate : hosts_->here()) {
     if (mate == rank() || !liveness(mate)->is_dead()) continue;
     return error_of(
         info(mate), ErrorKind::peer_lost,
@@ -260,7 +260,7 @@ std::optional<Error> HostsGroup::do_failure() const {
   } else if (!health_->decided() && !has_ended_.load() && local().error()) {
     // The ranks of another host have received a failure that began there.
     const int blamed = rank_of(known->rank().value_or(-1));
-    if (blamed < 0 || hosts_.is_here(blamed))
+    if (blamed < 0 || hosts_->is_here(blamed))
       self.learn(*known, -1);
     else
       health_->decide(*known);

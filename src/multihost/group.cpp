@@ -30,19 +30,6 @@ constexpr std::chrono::microseconds busy_slice{200};
 //  - the other ranks for their leader.
 constexpr milliseconds wait_step{400};
 
-/// Precedes the records of a host, and the records of all hosts.
-struct RoundHead {
-  std::uint32_t round = 0;
-  std::uint32_t record_bytes = 0;
-};
-
-std::vector<std::byte> with_head(const RoundHead& head, std::span<const std::byte> records) {
-  std::vector<std::byte> bytes(sizeof head + records.size());
-  std::memcpy(bytes.data(), &head, sizeof head);
-  if (!records.empty()) std::memcpy(bytes.data() + sizeof head, records.data(), records.size());
-  return bytes;
-}
-
 /// Several pieces of a long message are in flight at a time, so that the network never idles.
 constexpr std::uint64_t most_untaken_packets = 4 << 20;
 /// The maximum number of packets that one collection receives, so that it ends.
@@ -79,16 +66,15 @@ struct Untaken {
 
 }  // namespace
 
-HostsGroup::HostsGroup(std::shared_ptr<Context> context, int number, Met met, int rank, milliseconds timeout,
-                       std::shared_ptr<FailureConsensus> parent)
-    : group::BaseGroup(rank, std::move(met.ranks), met.nonce, timeout),
+HostsGroup::HostsGroup(std::shared_ptr<Context> context, int number, HostsMembership members, int rank,
+                       milliseconds timeout, std::shared_ptr<FailureConsensus> parent)
+    : group::BaseGroup(rank, std::move(members.ranks), members.nonce, timeout),
       context_(std::move(context)),
       number_(number),
-      hosts_(std::move(met.hosts)),
-      health_(std::make_shared<FailureConsensus>(hosts_.local, std::move(parent))),
-      views_(static_cast<std::size_t>(size())),
+      hosts_(std::move(members.hosts)),
+      local_(std::move(members.local)),
+      health_(std::make_shared<FailureConsensus>(local_, std::move(parent))),
       others_(others()) {
-  for (int member = 0; member < size(); ++member) rank_of_.emplace(number_of(member), member);
   context_->add_group(number_, *this);
   // A part of the group on one host needs this too: ranks of other hosts may wait for a message that this process must
   // finish sending.
@@ -101,7 +87,7 @@ HostsGroup::HostsGroup(std::shared_ptr<Context> context, int number, Met met, in
 }
 
 group::LocalGroup* HostsGroup::shared() const noexcept {
-  return is_alone_here() ? nullptr : static_cast<group::LocalGroup*>(hosts_.local.get());
+  return is_alone_here() ? nullptr : static_cast<group::LocalGroup*>(local_.get());
 }
 
 auto HostsGroup::in_phase(const WaitOptions& options) {
@@ -117,11 +103,6 @@ int HostsGroup::data_tag() const noexcept {
   return tag(MessageTag::data);
 }
 
-int HostsGroup::rank_of(int number) const noexcept {
-  const auto rank = rank_of_.find(number);
-  return rank == rank_of_.end() ? -1 : rank->second;
-}
-
 void HostsGroup::post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
                       SendEnd finished) {
   context_->adopt(number_of(to), transport().send(number_of(to), tag, bytes, std::move(keeper), finished));
@@ -129,12 +110,12 @@ void HostsGroup::post(int to, int tag, std::span<const std::byte> bytes, std::sh
 
 bool HostsGroup::shares_memory(int rank) const {
   (void)info(rank);
-  return hosts_.is_here(rank);
+  return hosts_->is_here(rank);
 }
 
 int HostsGroup::host_of(int rank) const {
   (void)info(rank);
-  return hosts_.host_of[static_cast<std::size_t>(rank)];
+  return hosts_->host_of[static_cast<std::size_t>(rank)];
 }
 
 std::shared_ptr<group::Region> HostsGroup::region_of(int rank) const {
@@ -146,97 +127,167 @@ std::shared_ptr<const group::PeerLiveness> HostsGroup::liveness(int rank) const 
   return shares_memory(rank) ? local().liveness(place_of(rank)) : BaseGroup::liveness(rank);
 }
 
+namespace {
+
+/// The contents of an all-gather.
+class GatherFold final : public group::HostFold {
+ public:
+  /// `all` receives the records of all ranks on the first rank of each host.
+  GatherFold(const Hosts& hosts, std::size_t record_bytes, std::span<std::byte> all)
+      : hosts_(hosts), record_bytes_(record_bytes), all_(all) {}
+
+  void begin(std::span<const int>, std::span<const std::byte> here) override { parts_ = {here}; }
+  void take_below(std::span<const std::byte> message) override {
+    const int child = tree().children(hosts_.mine)[parts_.size() - 1];
+    std::size_t ranks = 0;
+    for (const int host : tree().with_all_below(child)) ranks += hosts_.on(host).size();
+    check(message.size(), ranks * record_bytes_);
+    parts_.push_back(message);
+  }
+  void up(Bytes& out) override {
+    const std::size_t begin = out.size();
+    for (const auto& records : parts_) out.insert(out.end(), records.begin(), records.end());
+    if (hosts_.mine != 0) return;
+    // The message has the hosts in preorder.
+    const std::byte* next = out.data() + begin;
+    for (const int host : tree().with_all_below(0))
+      for (const int member : hosts_.on(host)) {
+        if (record_bytes_ != 0)
+          std::memcpy(all_.data() + static_cast<std::size_t>(member) * record_bytes_, next, record_bytes_);
+        next += record_bytes_;
+      }
+  }
+  void take_above(std::span<const std::byte> message) override {
+    check(message.size(), all_.size());
+    std::ranges::copy(message, all_.begin());
+  }
+  void down(std::size_t, Bytes& out) const override { out.insert(out.end(), all_.begin(), all_.end()); }
+  [[nodiscard]] bool tells_all_the_same() const noexcept override { return true; }
+
+ private:
+  static void check(std::size_t bytes, std::size_t expected) {
+    if (bytes != expected) throw group::malformed_round(fmt::format("{} bytes instead of {}", bytes, expected));
+  }
+  [[nodiscard]] HostTree tree() const noexcept { return {static_cast<int>(hosts_.members.size())}; }
+
+  const Hosts& hosts_;
+  std::vector<std::span<const std::byte>> parts_;  // the records of this host, and those of the hosts below
+  std::size_t record_bytes_;
+  std::span<std::byte> all_;
+};
+
+}  // namespace
+
 void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
   const auto phase = in_phase(options);
-  ++round_;
-  progress();
   if (!has_other_hosts()) {
+    ++round_;
+    progress();
     locally(-1, [&] { local().all_gather(mine, all, later(options)); });
     return;
   }
-  const std::size_t here = hosts_.here().size();
+  GatherFold fold(*hosts_, mine.size(), all);
+  const auto message = run_round(mine, RoundHead::Kind::all_gather, fold, options);
+  if (rank() == hosts_->leader(hosts_->mine)) return;
+  group::or_blame(*this, hosts_->leader(hosts_->mine),
+                  [&] { fold.take_above(std::span(*message).subspan(sizeof(RoundHead))); });
+}
+
+std::vector<std::byte> HostsGroup::do_fold(std::span<const std::byte> mine, group::HostFold& fold,
+                                           const WaitOptions& options) {
+  const auto phase = in_phase(options);
+  const auto message = run_round(mine, RoundHead::Kind::fold, fold, options);
+  return {message->begin() + sizeof(RoundHead), message->end()};
+}
+
+std::shared_ptr<const std::vector<std::byte>> HostsGroup::run_round(std::span<const std::byte> mine,
+                                                                    RoundHead::Kind kind, group::HostFold& fold,
+                                                                    const WaitOptions& options) {
+  ++round_;
+  progress();
+  const RoundHead head{round_, static_cast<std::uint32_t>(mine.size()), kind};
+  const std::vector<int>& here = hosts_->here();
   std::vector<std::byte> records(mine.begin(), mine.end());
-  records.resize(mine.size() * here);
+  records.resize(mine.size() * here.size());
   // Other hosts wait for the result of this.
   if (!is_alone_here())
     group::or_fail(*this, [&] { locally(-1, [&] { local().all_gather(mine, records, later(options)); }); });
-  const int leader = hosts_.leader(hosts_.mine);
+  const int leader = hosts_->leader(hosts_->mine);
   const int levels = host_tree().height(0);
-  if (rank() != leader) {
+  std::shared_ptr<const std::vector<std::byte>> answer;
+  if (rank() == leader) {
+    answer = fold_hosts(records, head, fold, options);
+    if (!is_alone_here()) locally(-1, [&] { shared()->give_answer(*answer, later(options, 2 * levels * wait_step)); });
+  } else {
     // Step 4.
     const WaitOptions wait = later(options, (2 * levels + 1) * wait_step);
-    const std::uint64_t most = sizeof(RoundHead) + max_record * static_cast<std::size_t>(size());
-    const std::vector<std::byte> answer = receive(leader, most, wait, group::Subject::round);
-    check_round(leader, answer, static_cast<std::size_t>(size()), mine.size(), options);
-    if (!all.empty()) std::memcpy(all.data(), answer.data() + sizeof(RoundHead), all.size());
-    return end_round();
+    answer = std::make_shared<const std::vector<std::byte>>(
+        locally(leader, [&] { return shared()->take_answer(place_of(leader), longest_of_round(), wait); }));
+    check_round(leader, *answer, head, options);
   }
-  const auto answer = gather_hosts(records, all, options);
-  const WaitOptions wait = later(options, 2 * levels * wait_step);
-  for (const int mate : hosts_.here())
-    if (mate != leader) send(mate, *answer, wait, group::Subject::round);
   end_round();
+  return answer;
 }
 
-void HostsGroup::check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
+void HostsGroup::check_round(int from, std::span<const std::byte> message, const RoundHead& own,
                              const WaitOptions& options) {
   RoundHead theirs;
   if (message.size() >= sizeof theirs) std::memcpy(&theirs, message.data(), sizeof theirs);
-  if (theirs.round == round_ && theirs.record_bytes == record_bytes &&
-      message.size() == sizeof theirs + ranks * record_bytes)
-    return;
-  group::fail(*this, Error(ErrorKind::rank_mismatch,
-                           fmt::format("the ranks are in different calls: in {} rank {} is in round {} with records of "
-                                       "{} bytes, and rank {} in round {} with {} bytes",
-                                       in_quotes(options.phase), number_of(rank()), round_.load(), record_bytes,
-                                       number_of(from), theirs.round, theirs.record_bytes),
-                           {.rank = number_of(from)}));
+  if (message.size() >= sizeof theirs && theirs == own) return;
+  const auto text = [](const RoundHead& head) {
+    return fmt::format("round {}{} with records of {} bytes", head.round,
+                       head.kind == RoundHead::Kind::fold ? " (agreement)" : "", head.record_bytes);
+  };
+  group::fail(*this,
+              Error(ErrorKind::rank_mismatch,
+                    fmt::format("the ranks are in different calls: in {} rank {} is in {}, and rank {} in {}",
+                                in_quotes(options.phase), number_of(rank()), text(own), number_of(from), text(theirs)),
+                    {.rank = number_of(from)}));
 }
 
-std::shared_ptr<const std::vector<std::byte>> HostsGroup::gather_hosts(std::span<const std::byte> here,
-                                                                       std::span<std::byte> all,
-                                                                       const WaitOptions& options) {
-  const auto record_bytes = static_cast<std::uint32_t>(all.size() / static_cast<std::size_t>(size()));
-  const RoundHead head{round_, record_bytes};
+std::shared_ptr<const std::vector<std::byte>> HostsGroup::fold_hosts(std::span<const std::byte> here,
+                                                                     const RoundHead& head, group::HostFold& fold,
+                                                                     const WaitOptions& options) {
   const HostTree tree = host_tree();
-  // Accepts the longest message of any round: a message of the wrong length must be reported as a mismatch of rounds.
-  const auto take = [&](int from, MessageTag tag, std::size_t ranks, milliseconds grace) {
-    std::vector<std::byte> bytes =
-        take_message(from, this->tag(tag), sizeof head + Group::max_record * ranks, options, grace);
-    check_round(from, bytes, ranks, record_bytes, options);
+  const auto message = [&](auto&& contents) {
+    const auto bytes = std::make_shared<std::vector<std::byte>>(sizeof head);
+    std::memcpy(bytes->data(), &head, sizeof head);
+    group::or_fail(*this, [&] { contents(*bytes); });
     return bytes;
   };
-  const std::vector<int> children = tree.children(hosts_.mine);
+  const auto take = [&](int from, MessageTag tag, milliseconds grace) {
+    std::vector<std::byte> bytes = take_message(from, this->tag(tag), longest_of_round(), options, grace);
+    check_round(from, bytes, head, options);
+    return bytes;
+  };
+  const auto give = [&](int to, MessageTag tag, const std::shared_ptr<std::vector<std::byte>>& bytes) {
+    or_fail(to, options, [&] { post(to, this->tag(tag), *bytes, bytes); });
+  };
+  const std::vector<int> children = tree.children(hosts_->mine);
   // Step 2.
-  const auto below = std::make_shared<std::vector<std::byte>>(with_head(head, here));
+  group::or_fail(*this, [&] { fold.begin(hosts_->here(), here); });
+  std::vector<std::vector<std::byte>> below;
   for (const int child : children) {
-    std::size_t ranks = 0;
-    for (const int host : tree.with_all_below(child)) ranks += hosts_.on(host).size();
-    const std::vector<std::byte> records =
-        take(hosts_.leader(child), MessageTag::up, ranks, tree.height(hosts_.mine) * wait_step);
-    below->insert(below->end(), records.begin() + sizeof head, records.end());
+    const int from = hosts_->leader(child);
+    below.push_back(take(from, MessageTag::up, tree.height(hosts_->mine) * wait_step));
+    group::or_blame(*this, from, [&] { fold.take_below(std::span(below.back()).subspan(sizeof head)); });
   }
+  const auto up = message([&](std::vector<std::byte>& out) { fold.up(out); });
   // Step 3.
-  const auto answer = std::make_shared<std::vector<std::byte>>();
-  if (hosts_.mine == 0) {
-    const std::byte* next = below->data() + sizeof head;
-    for (const int host : tree.with_all_below(0))
-      for (const int member : hosts_.on(host)) {
-        if (record_bytes != 0)
-          std::memcpy(all.data() + static_cast<std::size_t>(member) * record_bytes, next, record_bytes);
-        next += record_bytes;
-      }
-    *answer = with_head(head, all);
-  } else {
-    const int parent = hosts_.leader(tree.parent(hosts_.mine));
-    or_fail(parent, options, [&] { post(parent, tag(MessageTag::up), *below, below); });
-    *answer = take(parent, MessageTag::down, static_cast<std::size_t>(size()),
-                   (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
-    if (!all.empty()) std::memcpy(all.data(), answer->data() + sizeof head, all.size());
+  std::vector<std::byte> above;
+  if (hosts_->mine != 0) {
+    const int parent = hosts_->leader(tree.parent(hosts_->mine));
+    give(parent, MessageTag::up, up);
+    above = take(parent, MessageTag::down, (tree.height(0) + tree.depth(hosts_->mine)) * wait_step);
+    group::or_blame(*this, parent, [&] { fold.take_above(std::span(above).subspan(sizeof head)); });
   }
-  for (const int child : children)
-    or_fail(hosts_.leader(child), options, [&] { post(hosts_.leader(child), tag(MessageTag::down), *answer, answer); });
-  return answer;
+  const auto down = [&](std::size_t child) {
+    return message([&](std::vector<std::byte>& out) { fold.down(child, out); });
+  };
+  const auto own = down(group::HostFold::own_host);
+  for (std::size_t child = 0; child < children.size(); ++child)
+    give(hosts_->leader(children[child]), MessageTag::down, fold.tells_all_the_same() ? own : down(child));
+  return own;
 }
 
 std::vector<std::byte> HostsGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
@@ -272,18 +323,18 @@ std::size_t HostsGroup::longest_packet() const noexcept {
 }
 
 std::size_t HostsGroup::longest_piece(int to) const {
-  if (hosts_.is_here(to)) return local().longest_piece(place_of(to));
+  if (hosts_->is_here(to)) return local().longest_piece(place_of(to));
   const auto found = piece_lengths_.find(to);
   return found == piece_lengths_.end() ? long_piece : found->second.longest();
 }
 
 bool HostsGroup::packets_have_left(int to) {
-  if (hosts_.is_here(to)) return true;
+  if (hosts_->is_here(to)) return true;
   return untaken(to, tag(MessageTag::long_mail))->load() == 0 && transport().has_left(number_of(to));
 }
 
 bool HostsGroup::do_try_send(int to, const group::PacketHead& head, std::span<const std::byte> packet) {
-  if (hosts_.is_here(to)) return locally(to, [&] { return local().try_send(place_of(to), head, packet); });
+  if (hosts_->is_here(to)) return locally(to, [&] { return local().try_send(place_of(to), head, packet); });
   // Long packets must not delay short ones, which control the communication.
   const bool is_long = packet.size() > longest_packet();
   const int tag = this->tag(is_long ? MessageTag::long_mail : MessageTag::mail);
@@ -319,14 +370,14 @@ void HostsGroup::do_collect_packets(std::vector<int>& from) {
       packets_[{sender, tag(kind)}].push_back({memory, bytes, found->receive(bytes, memory)});
     }
   }
-  for (const int here : hosts_.here())
+  for (const int here : hosts_->here())
     if (here != rank()) from.push_back(here);
   for (const auto& [key, coming] : packets_)
     if (!coming.empty() && (from.empty() || from.back() != key.first)) from.push_back(key.first);
 }
 
 bool HostsGroup::do_try_receive(int from, const group::PacketPlace& place) {
-  if (hosts_.is_here(from)) return locally(from, [&] { return local().try_receive(place_of(from), place); });
+  if (hosts_->is_here(from)) return locally(from, [&] { return local().try_receive(place_of(from), place); });
   return take_packet(from, MessageTag::mail, place) || take_packet(from, MessageTag::long_mail, place);
 }
 
@@ -350,7 +401,7 @@ bool HostsGroup::take_packet(int from, MessageTag kind, const group::PacketPlace
 void HostsGroup::do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                                      const WaitOptions& options) {
   const auto phase = in_phase(options);
-  if (!std::ranges::all_of(on, [&](int rank) { return hosts_.is_here(rank); })) {
+  if (!std::ranges::all_of(on, [&](int rank) { return hosts_->is_here(rank); })) {
     wait(done, {}, on, options, milliseconds(0));
     return;
   }
@@ -375,30 +426,35 @@ int HostsGroup::agree_on_number(const SplitPart& part, std::span<std::int32_t> w
   }
 }
 
+std::shared_ptr<const Hosts> HostsGroup::hosts_of(const SplitPart& part) const {
+  std::vector<int> keys;
+  keys.reserve(part.members.size());
+  for (const int member : part.members) keys.push_back(host_of(member));
+  return std::make_shared<const Hosts>(keys, part.position);
+}
+
 std::shared_ptr<group::BaseGroup> HostsGroup::make_part(const SplitPart& part, Tie tie, const WaitOptions& options) {
   Nonce nonce{};  // the nonce of the first member becomes the nonce of the part
   std::vector<Nonce> nonces;
   std::vector<std::int32_t> words;
   std::vector<int> here;  // the positions of the members on this host
-  Met met;
+  HostsMembership made_of;
   together(options, [&] {
     os::random_bytes(nonce);
     nonces.resize(static_cast<std::size_t>(size()));
     words.resize(nonces.size());
-    std::vector<int> keys;
-    for (const int member : part.members) {
-      met.ranks.push_back(info(member));
-      keys.push_back(host_of(member));
-      if (hosts_.is_here(member)) here.push_back(place_of(member));
-    }
-    if (part.position >= 0) met.hosts = Hosts(keys, part.position);
+    for (const int member : part.members)
+      if (hosts_->is_here(member)) here.push_back(place_of(member));
+    if (part.position < 0) return;
+    made_of.ranks = group::RankTable::part(ranks(), part.members);
+    made_of.hosts = made_of.ranks == ranks() ? hosts_ : hosts_of(part);
   });
   do_all_gather(nonce, std::as_writable_bytes(std::span(nonces)), options);
   const int number = agree_on_number(part, words, options);
   std::shared_ptr<group::BaseGroup> made;
   together(options, [&] {
     // This call is collective on each host. It comes first, so that a rank without memory does not skip it.
-    met.hosts.local = locally(-1, [&]() -> std::shared_ptr<Group> {
+    made_of.local = locally(-1, [&]() -> std::shared_ptr<Group> {
       if (tie == Tie::companion) return local().companion(later(options));
       return local().split(here, later(options));
     });
@@ -410,11 +466,11 @@ std::shared_ptr<group::BaseGroup> HostsGroup::make_part(const SplitPart& part, T
               "group: {} groups of one parent are more than {} has tags for. Release groups that are not needed",
               number, transport().name()));
     if (here.size() == 1) {
-      met.hosts.local = single_group();
-      met.hosts.local->set_timeout(timeout());
+      made_of.local = single_group();
+      made_of.local->set_timeout(timeout());
     }
-    met.nonce = nonces[static_cast<std::size_t>(part.members.front())];
-    made = std::make_shared<HostsGroup>(context_, number, std::move(met), part.position, timeout(),
+    made_of.nonce = nonces[static_cast<std::size_t>(part.members.front())];
+    made = std::make_shared<HostsGroup>(context_, number, std::move(made_of), part.position, timeout(),
                                         tie == Tie::companion ? health_ : nullptr);
   });
   return made;
@@ -423,9 +479,9 @@ std::shared_ptr<group::BaseGroup> HostsGroup::make_part(const SplitPart& part, T
 std::shared_ptr<Group> make_group(const std::shared_ptr<Context>& context, milliseconds timeout, const char* phase) {
   keep(context);
   try {
-    Met met = meet(context->transport(), timeout);
-    context->introduce(met.ranks, met.hosts);
-    auto group = std::make_shared<HostsGroup>(context, 0, std::move(met), context->rank(), timeout);
+    HostsMembership members(meet(context->transport(), timeout));
+    context->introduce(members);
+    auto group = std::make_shared<HostsGroup>(context, 0, std::move(members), context->rank(), timeout);
     group->barrier({.timeout = {}, .stop = {}, .phase = phase});
     return group;
   } catch (const Error& error) {

@@ -3,14 +3,15 @@
 // HostsGroup: a group of ranks on several hosts. The ranks of each host form a local group, which uses shared memory.
 // The first rank of each host, its leader, communicates for them over a transport.
 //
-// A round (barrier, all-gather):
+// A round (barrier, all-gather, fold):
 //  1. The ranks of a host exchange their records in a round of the local group.
-//  2. The hosts form a tree (HostTree), whose root is the host of rank 0. Each leader receives the records of all hosts
-//     below its own, puts the records of its host before them, and sends all of them to the host above.
-//  3. The root then has all records, and they are sent down the tree: each leader receives them and sends them to the
-//     leaders below.
-//  4. Each leader sends them to the ranks of its host as messages of the local group.
-// With a single host a round is only a round of the local group.
+//  2. The hosts form a tree (HostTree), whose root is the host of rank 0. Each leader receives the
+//     messages of the hosts directly below its own, and makes of them and of the records of its host the message to
+//     the host above.
+//  3. The answer is sent down the tree in the same way. Each leader makes of it the messages to the leaders below.
+//  4. Each leader writes the answer for its host once, in the memory of the local group.
+// HostFold makes the messages. Those of an all-gather have all records. With a single host a round is only a round of
+// the local group.
 //
 // Parts and duplicates of a group use the same transport. Error messages name a rank by its number in the transport
 // (RankInfo::rank). The transport and other ranks use these numbers too; a "rank" in this code is a position in the
@@ -93,8 +94,8 @@ class FailureConsensus {
 class HostsGroup final : public group::BaseGroup, private ControlListener {
  public:
   /// `number` is the number of the group in its context. `rank` is the rank of this process in the group.
-  HostsGroup(std::shared_ptr<Context> context, int number, Met met, int rank, std::chrono::milliseconds timeout,
-             std::shared_ptr<FailureConsensus> parent = nullptr);
+  HostsGroup(std::shared_ptr<Context> context, int number, HostsMembership members, int rank,
+             std::chrono::milliseconds timeout, std::shared_ptr<FailureConsensus> parent = nullptr);
   ~HostsGroup() override;
 
   /// Converts a group whose kind() shows that it has this class.
@@ -106,6 +107,7 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   [[nodiscard]] std::shared_ptr<group::Region> region_of(int rank) const override;
   [[nodiscard]] std::shared_ptr<const group::PeerLiveness> liveness(int rank) const override;
   [[nodiscard]] bool has_failure() const noexcept override { return known_failure().has_value(); }
+  [[nodiscard]] bool has_folds() const noexcept override { return has_other_hosts(); }
   [[nodiscard]] bool may_move() const noexcept override;
   void progress() noexcept override;
 
@@ -139,6 +141,8 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   [[nodiscard]] std::optional<Error> do_failure() const override;
   void do_barrier(const WaitOptions& options) override { do_all_gather({}, {}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
+  std::vector<std::byte> do_fold(std::span<const std::byte> mine, group::HostFold& fold,
+                                 const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
   [[nodiscard]] std::size_t longest_packet() const noexcept override;
@@ -150,6 +154,8 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
   std::shared_ptr<group::BaseGroup> make_part(const SplitPart& part, Tie tie, const WaitOptions& options) override;
+  /// Returns the hosts of a part that contains this rank.
+  [[nodiscard]] std::shared_ptr<const Hosts> hosts_of(const SplitPart& part) const;
 
  private:
   class Awaiting;
@@ -170,16 +176,31 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
     os::Clock::time_point heard{};
   };
 
+  /// Returns the information about a rank. The caller must hold the lock of the context.
+  [[nodiscard]] const RemoteRankState& view_of(int rank) const;
   void take(const Control& control) override;
   void end() noexcept override;
   enum class MessageTag : int { up = 0, down = 1, data = 4, mail = 8, long_mail = 9 };
   [[nodiscard]] int tag(MessageTag kind) const noexcept;
-  /// Checks that a message belongs to this round and has the size for `ranks` records. If not, the ranks are in
-  /// different calls, and the group fails.
-  void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
-                   const WaitOptions& options);
+  /// Precedes each message of a round.
+  struct RoundHead {
+    enum class Kind : std::uint32_t { all_gather = 1, fold = 2 };
+    std::uint32_t round = 0;
+    std::uint32_t record_bytes = 0;
+    Kind kind = Kind::all_gather;
+    friend bool operator==(const RoundHead&, const RoundHead&) = default;
+  };
+  /// Returns the maximum length of a message of any round. A message of another call must be reported as such.
+  [[nodiscard]] std::uint64_t longest_of_round() const noexcept {
+    return sizeof(RoundHead) + max_record * (static_cast<std::uint64_t>(size()) + 1);
+  }
+  /// Runs steps 1 to 4. Returns the message to the ranks of this host, with its head.
+  std::shared_ptr<const std::vector<std::byte>> run_round(std::span<const std::byte> mine, RoundHead::Kind kind,
+                                                          group::HostFold& fold, const WaitOptions& options);
+  /// Checks that a message belongs to this round. If not, the ranks are in different calls, and the group fails.
+  void check_round(int from, std::span<const std::byte> message, const RoundHead& own, const WaitOptions& options);
   /// Returns the rank with that number in the transport, or -1 if it is not in this group.
-  [[nodiscard]] int rank_of(int number) const noexcept;
+  [[nodiscard]] int rank_of(int number) const noexcept { return ranks()->rank_of(number); }
   /// Returns a number for a new group of some of these ranks: the same on all of them, and unused on each. `words` has
   /// one element per rank.
   int agree_on_number(const SplitPart& part, std::span<std::int32_t> words, const WaitOptions& options);
@@ -239,22 +260,22 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   /// Returns options with the deadline of this group instead of that of the local group, extended by `grace`.
   [[nodiscard]] WaitOptions later(const WaitOptions& options,
                                   std::chrono::milliseconds grace = std::chrono::milliseconds(0)) const;
-  [[nodiscard]] HostTree host_tree() const noexcept { return {static_cast<int>(hosts_.members.size())}; }
-  /// Steps 2 and 3 on a leader. Returns the message for the other ranks of the host.
-  std::shared_ptr<const std::vector<std::byte>> gather_hosts(std::span<const std::byte> here, std::span<std::byte> all,
-                                                             const WaitOptions& options);
-  [[nodiscard]] group::BaseGroup& local() const noexcept { return group::inside(*hosts_.local); }
+  [[nodiscard]] HostTree host_tree() const noexcept { return {static_cast<int>(hosts_->members.size())}; }
+  /// Steps 2 and 3 on a leader. Returns the message for the ranks of this host, with its head.
+  std::shared_ptr<const std::vector<std::byte>> fold_hosts(std::span<const std::byte> here, const RoundHead& head,
+                                                           group::HostFold& fold, const WaitOptions& options);
+  [[nodiscard]] group::BaseGroup& local() const noexcept { return group::inside(*local_); }
   /// Returns the local group if it has several ranks, otherwise null.
   [[nodiscard]] group::LocalGroup* shared() const noexcept;
-  [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }
-  [[nodiscard]] bool has_other_hosts() const noexcept { return hosts_.members.size() > 1; }
+  [[nodiscard]] int place_of(int rank) const { return hosts_->place_of[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] bool has_other_hosts() const noexcept { return hosts_->members.size() > 1; }
   [[nodiscard]] bool is_companion() const noexcept { return health_->parent != nullptr; }
-  [[nodiscard]] bool is_alone_here() const noexcept { return hosts_.here().size() == 1; }
+  [[nodiscard]] bool is_alone_here() const noexcept { return hosts_->here().size() == 1; }
 
   std::shared_ptr<Context> context_;
   int number_;
-  std::map<int, int> rank_of_;  // by the number in the transport
-  Hosts hosts_;
+  std::shared_ptr<const Hosts> hosts_;
+  std::shared_ptr<Group> local_;
   std::shared_ptr<FailureConsensus> health_;
   std::atomic<std::uint32_t> round_{0};
   std::atomic<std::uint32_t> ended_round_{0};
@@ -287,7 +308,8 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   std::shared_ptr<BufferPool> packet_memory_ = std::make_shared<BufferPool>();
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{group::between_calls};
-  std::vector<RemoteRankState> views_;  // guarded by the lock of the context
+  // Has the ranks that this rank has asked, or about which a message has arrived. Guarded by the lock of the context.
+  std::map<int, RemoteRankState> views_;
   std::unique_ptr<const group::Peers> others_;
   std::atomic<bool> has_ended_{false};
 };

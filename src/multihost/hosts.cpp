@@ -106,6 +106,12 @@ void check_versions(std::span<const RankMetadata> cards) {
                   fmt::format("rank {} runs Muster {}, rank 0 runs {}. Start all ranks with one version", rank,
                               get_text(card.version), get_text(cards.front().version)),
                   {.rank = static_cast<int>(rank), .host = get_text(card.host)});
+    if (card.layout != cards.front().layout)
+      throw Error(ErrorKind::version,
+                  fmt::format("rank {} runs a build of Muster with group layout {}, and rank 0 one with layout {}. "
+                              "Install the same version of Muster on all hosts",
+                              rank, card.layout, cards.front().layout),
+                  {.rank = static_cast<int>(rank), .host = get_text(card.host)});
   }
 }
 

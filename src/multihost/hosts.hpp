@@ -102,15 +102,16 @@ struct RankMetadata {
   Group::Nonce nonce{};
   std::array<char, 40> boot{};
   std::array<char, 128> host{};
-  std::array<std::byte, 272> reserved{};
+  std::uint32_t layout = group::group_layout;
+  std::array<std::byte, 268> reserved{};
 };
 static_assert(sizeof(RankMetadata) == 512, "ranks of other versions must recognize the difference");
 
 /// Returns the card of this process.
 RankMetadata own_card();
 
-/// Throws Error(version) if the ranks run different versions of Muster or have different byte orders. `cards` contains
-/// the cards of all ranks, so that all ranks reach the same result.
+/// Throws Error(version) if the ranks run different versions or builds of Muster, or have different byte orders.
+/// `cards` contains the cards of all ranks, so that all ranks reach the same result.
 void check_versions(std::span<const RankMetadata> cards);
 
 /// Collective over all ranks of the transport. Throws Error(timeout), Error(version), Error(io).

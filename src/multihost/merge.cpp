@@ -68,7 +68,7 @@ struct Plan {
   std::uint64_t window_piece = 0;
   std::vector<bool> is_near;  // the source writes into a ring of the root
 
-  Plan(const gather::GatherCall& call, const HostsGroup& group, std::span<const ExchangeRecord> records)
+  Plan(const gather::GatherCall& call, const HostsGroup& group, const gather::Records& records)
       : layout(gather::merge_layout(*call.merge, spec_of(call), call.list, records)), rows(merge::rows_of(layout)) {
     std::uint64_t largest = 0;
     for (const int rank : call.list) {
@@ -282,7 +282,7 @@ class HostsMerge final : public gather::Transfer {
     record.moving_bytes = own_.nbytes();
   }
 
-  void move(std::span<const ExchangeRecord> records, ExchangeReport& report) override {
+  void move(const gather::Records& records, ExchangeReport& report) override {
     Plan plan(call_, group_, records);
     for (std::size_t source = 1; source < plan.bytes.size(); ++source)
       if (!plan.is_near[source] && (call_.is_first() || source == call_.position))

@@ -57,8 +57,8 @@ class HostsTransfer final : public gather::Transfer {
     if (call_.is_first()) offer_to_receive(call_, *buffer_pool_of(group_), record);
     payload_bytes_ = record.payload_bytes;
   }
-  void move(std::span<const ExchangeRecord> records, ExchangeReport& report) override {
-    if (call_.is_first()) return receive({records.begin(), records.end()}, report);
+  void move(const gather::Records& records, ExchangeReport& report) override {
+    if (call_.is_first()) return receive(records, report);
     if (near_) return near_->move(records, report);
     if (!sender_) return;
     report.network_bytes += payload_bytes_;
@@ -82,18 +82,18 @@ class HostsTransfer final : public gather::Transfer {
   }
 
  private:
-  void receive(std::vector<ExchangeRecord> records, ExchangeReport& report) {
+  void receive(gather::Records records, ExchangeReport& report) {
     const WaitOptions wait = call_.wait("gather: receiving");
     std::vector<Receiver::SenderLimit> sources;
     for (std::size_t position = 1; position < call_.list.size(); ++position) {
       const int sender = call_.list[position];
-      ExchangeRecord& record = records[static_cast<std::size_t>(sender)];
+      const ExchangeRecord& record = records[static_cast<std::size_t>(sender)];
       if (!record.has_value || !goes_between_hosts(call_, group_, sender)) continue;
       report.network_bytes += record.payload_bytes;
       received_.emplace_back(position, std::nullopt);
       sources.push_back({sender, record.moving_bytes});
       // The shared-memory transfer must ignore this sender.
-      record.has_value = false;
+      records.drop_value(sender);
     }
     Receiver receiver(call_, group_, std::move(sources));
     gather::Attempts attempt(group_);

@@ -52,11 +52,11 @@ void HostsGroup::tell_leaving() noexcept {
   try {
     // A round ends for all ranks together, because the leaders wait for each other. Ranks that receive no notice get
     // the information when they ask.
-    if (rank() != hosts_.leader(hosts_.mine)) return;
+    if (rank() != hosts_->leader(hosts_->mine)) return;
     const Control notice{.kind = ControlKind::left, .from = context_->rank(), .group = number_};
     const HostTree tree = host_tree();
-    for (const int child : tree.children(hosts_.mine)) context_->tell(number_of(hosts_.leader(child)), notice);
-    if (hosts_.mine != 0) context_->tell(number_of(hosts_.leader(tree.parent(hosts_.mine))), notice);
+    for (const int child : tree.children(hosts_->mine)) context_->tell(number_of(hosts_->leader(child)), notice);
+    if (hosts_->mine != 0) context_->tell(number_of(hosts_->leader(tree.parent(hosts_->mine))), notice);
   } catch (const std::exception&) {
     // The other ranks notice it at their own deadlines.
   }
@@ -70,14 +70,20 @@ void HostsGroup::end() noexcept {
   health_->decide(transport().ended());
 }
 
+const HostsGroup::RemoteRankState& HostsGroup::view_of(int rank) const {
+  static const RemoteRankState unknown;
+  const auto found = views_.find(rank);
+  return found == views_.end() ? unknown : found->second;
+}
+
 void HostsGroup::take(const Control& control) {
   if (control.kind == ControlKind::died) {
-    if (const int dead = rank_of(control.about); dead >= 0) views_[static_cast<std::size_t>(dead)].is_dead = true;
+    if (const int dead = rank_of(control.about); dead >= 0) views_[dead].is_dead = true;
     return;
   }
   const int from = rank_of(control.from);
   if (from < 0) return;
-  RemoteRankState& view = views_[static_cast<std::size_t>(from)];
+  RemoteRankState& view = views_[from];
   view.heard = Clock::now();
   switch (control.kind) {
     case ControlKind::notice:
@@ -139,29 +145,27 @@ int HostsGroup::awaited() const {
   if (const int on = waits_for_.load(); on >= 0) return on;
   const std::optional<int> place = shared() == nullptr ? std::nullopt : shared()->missing();
   if (!place) return -1;
-  return hosts_.here()[static_cast<std::size_t>(*place)];
+  return hosts_->here()[static_cast<std::size_t>(*place)];
 }
 
 /// The ranks of the group, as their messages show them.
 class HostsGroup::Others final : public group::Peers {
  public:
-  explicit Others(const HostsGroup& group) : group_(group) {
-    for (int rank = 0; rank < group.size(); ++rank) ranks.push_back(group.info(rank));
-  }
+  explicit Others(const HostsGroup& group) : group_(group) { ranks = group.ranks(); }
   [[nodiscard]] std::optional<std::string> end_of(int rank) const override {
     const auto hold = group_.context_->lock();
-    const RemoteRankState& view = group_.views_[static_cast<std::size_t>(rank)];
+    const RemoteRankState& view = group_.view_of(rank);
     return view.is_dead && !view.has_left ? std::optional<std::string>("died") : std::nullopt;
   }
   [[nodiscard]] std::string state_of(int rank) const override {
-    if (group_.hosts_.is_here(rank)) return "on this host";
+    if (group_.hosts_->is_here(rank)) return "on this host";
     const auto hold = group_.context_->lock();
     const auto answers = [this](int other) {
-      const RemoteRankState& view = group_.views_[static_cast<std::size_t>(other)];
+      const RemoteRankState& view = group_.view_of(other);
       return view.heard != Clock::time_point{} && Clock::now() - view.heard < 3 * asking;
     };
     if (answers(rank)) return "alive";
-    const std::vector<int>& mates = group_.hosts_.on(group_.host_of(rank));
+    const std::vector<int>& mates = group_.hosts_->on(group_.host_of(rank));
     if (mates.size() == 1 || std::ranges::any_of(mates, answers)) return "not answering";
     return fmt::format(
         "not answering, and neither {} of that host",
@@ -190,7 +194,7 @@ class HostsGroup::OthersPulse final : public group::Pulse {
     if (rank == group_.rank()) return 0;
     const auto hold = group_.context_->lock();
     const Clock::time_point now = Clock::now();
-    RemoteRankState& asked = view(rank);
+    RemoteRankState& asked = group_.views_[rank];
     // Ranks of this host are asked too: their progress in shared memory also changes while they wait for other ranks.
     const milliseconds soon = std::min(every_, first_question);
     if (asked.is_dead || now - begin_ < soon) return asked.progress;
@@ -224,7 +228,7 @@ class HostsGroup::OthersPulse final : public group::Pulse {
   [[nodiscard]] bool has_failure() const noexcept override { return group_.known_failure().has_value(); }
 
  private:
-  [[nodiscard]] RemoteRankState& view(int rank) const { return group_.views_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] const RemoteRankState& view(int rank) const { return group_.view_of(rank); }
 
   HostsGroup& group_;
   milliseconds every_;
@@ -238,10 +242,11 @@ void HostsGroup::wait(const std::function<bool()>& done, const std::function<voi
   // Ask several times before the deadline, even if it is short: a rank that is not asked cannot report progress.
   OthersPulse pulse(*this, std::min(asking, timeout / 5));
   Watchdog watchdog(pulse, nullptr, *others_, rank(), options, timeout);
-  const std::function<bool(int)> is_awaited = [&](int rank) { return std::ranges::find(on, rank) != on.end(); };
+  const group::RankSet wanted(on);
+  const std::function<bool(int)> is_awaited = [&](int rank) { return wanted.contains(rank); };
   const std::function<bool(int)> is_needed = [&](int rank) {
     const auto hold = context_->lock();
-    if (views_[static_cast<std::size_t>(rank)].has_left) return is_awaited(rank) && !may_have_left;
+    if (view_of(rank).has_left) return is_awaited(rank) && !may_have_left;
     return is_awaited(rank) || is_companion();
   };
   Clock::time_point moved = Clock::now();
@@ -312,7 +317,7 @@ void HostsGroup::do_wait_until(const std::function<bool()>& done,
                                const WaitOptions& options) {
   // A local group of one rank knows neither its number in this group nor the messages of other hosts.
   if ((has_other_hosts() && is_alone_here()) ||
-      !std::ranges::all_of(on, [&](int rank) { return hosts_.is_here(rank); })) {
+      !std::ranges::all_of(on, [&](int rank) { return hosts_->is_here(rank); })) {
     wait(done, sleep, on, options, milliseconds(0));
     return;
   }

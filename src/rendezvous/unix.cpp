@@ -139,6 +139,7 @@ std::shared_ptr<Group> join_local_group(const LocalGroupOptions& options, const 
       deadline);
   std::shared_ptr<group::LocalGroup> group;
   const auto join = [&] {
+    std::vector<RankInfo> ranks;
     for (Member& member : members) {
       const bool is_self = member.rank == options.rank;
       const std::size_t expected = is_self && options.rank == 0 ? 0 : member.rank == 0 ? 3 : 2;
@@ -147,7 +148,7 @@ std::shared_ptr<Group> join_local_group(const LocalGroupOptions& options, const 
         throw Error(ErrorKind::corrupt, fmt::format("local_group: malformed part of rank {}", member.rank));
       const int number =
           options.global_ranks.empty() ? member.rank : options.global_ranks[static_cast<std::size_t>(member.rank)];
-      peers->ranks.push_back({number, member.host, member.pid});
+      ranks.push_back({number, member.host, member.pid});
       peers->pidfds.push_back(is_self ? pidfd : std::make_shared<const os::Fd>(std::move(member.descriptors[0])));
       peers->regions.push_back(is_self ? region : std::make_shared<group::Region>(std::move(member.descriptors[1])));
       if (member.rank != 0 || is_self) continue;
@@ -156,6 +157,7 @@ std::shared_ptr<Group> join_local_group(const LocalGroupOptions& options, const 
       peers->structure = std::make_shared<group::Region>(std::move(member.descriptors[2]));
       membership.control = group::ControlBlock::open(*peers->structure, place.control_place, options.size);
     }
+    peers->ranks = group::RankTable::make(std::move(ranks));
     membership.peers = peers;
     group = std::make_shared<group::LocalGroup>(std::move(membership), timeout);
     return RoundPart{};

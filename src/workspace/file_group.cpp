@@ -50,7 +50,7 @@ class Members final : public group::Peers {
  public:
   Members(std::shared_ptr<const GroupDirectory> directory, std::vector<int> members)
       : directory_(std::move(directory)), members_(std::move(members)) {
-    for (const int member : members_) ranks.push_back(directory_->members()[static_cast<std::size_t>(member)].info);
+    ranks = group::RankTable::part(directory_->peers().ranks, members_);
   }
   /// The rank's number in the job.
   [[nodiscard]] int operator[](int rank) const { return members_[static_cast<std::size_t>(rank)]; }
@@ -107,6 +107,13 @@ class FileGroup final : public group::BaseGroup {
  private:
   [[nodiscard]] auto in_phase(const WaitOptions& options) {
     return group::PhaseScope([this](const char* words) { pulse_->set_phase(words); }, options.phase);
+  }
+  /// Returns the members of a part, which are those of this group if the part has all of its ranks.
+  [[nodiscard]] std::shared_ptr<const Members> members_of(std::span<const int> ranks) const {
+    if (this->ranks()->is_all(ranks)) return members_;
+    std::vector<int> members;
+    for (const int rank : ranks) members.push_back((*members_)[rank]);
+    return std::make_shared<const Members>(directory_, std::move(members));
   }
   void collect(std::uint64_t number, std::span<const std::byte> record, std::span<std::byte> all,
                const WaitOptions& options);
@@ -304,7 +311,8 @@ bool FileGroup::do_try_receive(int from, const group::PacketPlace& place) {
 void FileGroup::do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                                     const WaitOptions& options) {
   const auto phase = in_phase(options);
-  const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
+  const group::RankSet awaited(on);
+  const auto is_awaited = [&](int rank) { return awaited.contains(rank); };
   wait(
       options, [&](const Snapshot&) { return done(); }, is_awaited, is_awaited);
 }
@@ -314,7 +322,8 @@ void FileGroup::do_wait_until(const std::function<bool()>& done,
                               const WaitOptions& options) {
   Watchdog watchdog = this->watchdog(options);
   group::RankProgress progress_of_all;
-  const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
+  const group::RankSet awaited(on);
+  const auto is_awaited = [&](int rank) { return awaited.contains(rank); };
   while (!done()) {
     or_fail(*this, [&] { return directory_->recent(glance); });
     watchdog.check(done, is_awaited, is_awaited);
@@ -338,14 +347,12 @@ std::shared_ptr<group::BaseGroup> FileGroup::make_part(const SplitPart& part, Ti
   std::shared_ptr<group::BaseGroup> made;
   together(options, [&] {
     if (part.members.empty()) return;
-    std::vector<int> members;
-    for (const int member : part.members) members.push_back((*members_)[member]);
+    const auto members = members_of(part.members);
     const ArrivalRecord& first = cards[static_cast<std::size_t>(part.members.front())];
     // No other group has the same first rank and count.
-    const int number = first.count * static_cast<int>(directory_->members().size()) + members.front();
-    made = std::make_shared<FileGroup>(heart_, std::make_shared<const Members>(directory_, std::move(members)),
-                                       part.position, tie == Tie::companion ? pulse_ : nullptr, number, first.nonce,
-                                       timeout());
+    const int number = first.count * static_cast<int>(directory_->members().size()) + (*members)[0];
+    made = std::make_shared<FileGroup>(heart_, members, part.position, tie == Tie::companion ? pulse_ : nullptr, number,
+                                       first.nonce, timeout());
   });
   return made;
 }

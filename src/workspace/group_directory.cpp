@@ -75,8 +75,9 @@ std::span<const std::string> Snapshot::with_prefix(std::string_view prefix) cons
 
 FilePeers::FilePeers(int self, std::span<const GroupMember> members, milliseconds heartbeat, milliseconds lost_after)
     : self_(self), heartbeat_(heartbeat), lost_after_(lost_after), heard_(members.size()) {
+  std::vector<RankInfo> infos;
   for (const GroupMember& member : members) {
-    ranks.push_back(member.info);
+    infos.push_back(member.info);
     identities_.push_back(member.identity);
     const bool is_here = os::life_of(member.identity) != os::Life::unknown;
     is_here_.push_back(is_here);
@@ -85,6 +86,7 @@ FilePeers::FilePeers(int self, std::span<const GroupMember> members, millisecond
     // If the process ended before this point, another process may have its number.
     if (is_here && os::life_of(member.identity) == os::Life::dead) pidfds.back() = nullptr;
   }
+  ranks = group::RankTable::make(std::move(infos));
 }
 
 bool FilePeers::is_dead_here(int rank) const {

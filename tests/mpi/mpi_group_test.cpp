@@ -198,6 +198,11 @@ TEST_CASE("ranks of other versions and of other byte order cannot be in one grou
   std::memcpy(cards[2].version.data(), "0.0.1", 6);
   error_of(ErrorKind::version, {"rank 2 runs Muster 0.0.1"}, [&] { multihost::check_versions(cards); });
   cards[2] = cards[0];
+  // A build of the same version that has no such number.
+  cards[2].layout = 0;
+  error_of(ErrorKind::version, {"rank 2 ", "layout 0", "layout 1000001", "Install the same version"},
+           [&] { multihost::check_versions(cards); });
+  cards[2] = cards[0];
   cards[1].magic = __builtin_bswap32(multihost::RankMetadata::right_magic);
   error_of(ErrorKind::version, {"byte order"}, [&] { multihost::check_versions(cards); });
   cards[1] = {};

@@ -9,8 +9,13 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
+#include "muster/gather_each.hpp"
+#include "muster/merge_gather.hpp"
+#include "src/gather/record.hpp"
+#include "src/group/group.hpp"
 #include "src/multihost/hosts.hpp"
 #include "tests/support/exchanges.hpp"
+#include "tests/support/patterns.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -66,6 +71,102 @@ TEST_CASE("rounds, gathers and duplicates over twelve hosts") {
     const auto other = group.duplicate();
     for (const int first : {0, 11}) gather_and_check(*other, ranks_from(first, ranks), 800, 0);
   });
+}
+
+TEST_CASE("several lists at once, of ranks on any hosts") {
+  run_ranks(ranks, [](Group& group) {
+    // Ranks 4 and 9 are in no list. Lists of one host, of neighbours in the tree, and of hosts below different ones.
+    const std::vector<std::vector<int>> lists = {{1, 0}, {12, 3, 8}, {2}, {11, 10, 5, 6, 7}};
+    std::vector<int> own;
+    for (const std::vector<int>& list : lists)
+      if (std::ranges::find(list, group.rank()) != list.end()) own = list;
+    const Tensor tensor = pattern(DType::u8, {5000}, static_cast<std::uint64_t>(group.rank()));
+    for (int turn = 0; turn < 5; ++turn) {
+      const GatheredTensors gathered = get_tensors_parallel(tensor, own, group);
+      const bool is_root = !own.empty() && own.front() == group.rank();
+      RANK_CHECK(gathered.size() == (is_root ? own.size() : 0));
+      for (std::size_t i = 0; i < gathered.size(); ++i)
+        RANK_CHECK(is_pattern(*gathered[i], DType::u8, {5000}, static_cast<std::uint64_t>(own[i])));
+      const MergeResult merged = merge_tensor_parallel(tensor, merge::concat(0), own, group);
+      if (is_root) RANK_CHECK((merged.tensor()->shape() == Shape{5000 * static_cast<std::int64_t>(own.size())}));
+      std::uint64_t layers = 0;
+      const auto source = [&, next = 0]() mutable -> std::optional<Config> {
+        if (next++ == 3) return std::nullopt;
+        return Config(tensor);
+      };
+      gather_each(source, own, group, [&](LayerPart& part) {
+        RANK_CHECK(part.present().size() == own.size());
+        ++layers;
+      });
+      RANK_CHECK(layers == (is_root ? 3U : 0U));
+    }
+  });
+}
+
+TEST_CASE("a rank on the last host that fails or passes another list is named on all ranks") {
+  run_ranks(ranks, [](Group& group) {
+    const bool is_last = group.rank() == ranks - 1;
+    const std::vector<int> all = ranks_from(0, ranks);
+    const Config config = Config::object({{"rank", group.rank()}});
+    const auto gather = [&](const std::vector<int>& list) { (void)get_configs_parallel(&config, list, group); };
+    fails_alike(group, ErrorKind::rank_mismatch, {"rank 12 [12, 0]", "rank 3 [0, 1, 2"}, [&] {
+      gather(is_last ? std::vector{12, 0} : all);
+    });
+    fails_alike(group, ErrorKind::invalid_argument, {"rank 12 (host", "rank 99 is out of range"},
+                [&] { gather(is_last ? std::vector{99} : all); });
+    // The list has other ranks only, and a rank in no list fails.
+    fails_alike(group, ErrorKind::invalid_argument, {"rank 12 (host", "rank 5 occurs twice"}, [&] {
+      gather(is_last ? std::vector{5, 5} : std::vector{1, 2, 3});
+    });
+    // Each rank puts its own call before the common text.
+    error_of(ErrorKind::rank_mismatch, {"different calls", "rank 12 gather_each"}, [&] {
+      if (!is_last) return gather(all);
+      gather_each([] { return std::optional<Config>(); }, all, group, [](LayerPart&) {});
+    });
+    gather_and_check(group, all, 800, 0);
+  });
+}
+
+namespace {
+
+/// The messages to other hosts have two bytes, which no call of the library sends.
+class OddFold final : public group::HostFold {
+ public:
+  void begin(std::span<const int>, std::span<const std::byte>) override {}
+  void take_below(std::span<const std::byte>) override {}
+  void up(Bytes& out) override { out.resize(out.size() + 2); }
+  void take_above(std::span<const std::byte>) override {}
+  void down(std::size_t, Bytes& out) const override { out.resize(out.size() + 2); }
+};
+
+}  // namespace
+
+TEST_CASE("a malformed message of a round is reported in the name of its sender") {
+  // The last host is below another one than the top host. The root sends down to all.
+  for (const int sender : {ranks - 1, 0})
+    for (const bool is_gather : {false, true}) {
+      CAPTURE(sender);
+      CAPTURE(is_gather);
+      const std::vector<Ended> all = try_ranks(ranks, [&](Group& group) {
+        const Error error = error_of(
+            ErrorKind::corrupt,
+            {"rank " + std::to_string(sender) + " (host ", "malformed message of a round", "Use one build of Muster"},
+            [&] {
+              const std::vector<std::byte> record(is_gather ? sizeof(gather::ExchangeRecord) : 1);
+              const Config config = Config::object({{"rank", group.rank()}});
+              OddFold odd;
+              if (group.rank() == sender)
+                (void)group::inside(group).fold(record, odd, {});
+              else if (is_gather)
+                (void)get_configs_parallel(&config, ranks_from(0, ranks), group);
+              else
+                (void)group::inside(group).any(record, {});
+              group.barrier();
+            });
+        RANK_CHECK(error.rank() == sender);
+      });
+      check_ended(all);
+    }
 }
 
 TEST_CASE("ranks in different calls get an error, on whichever host they are") {

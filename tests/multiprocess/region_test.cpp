@@ -191,6 +191,17 @@ TEST_CASE("an offset without a segment is an error") {
   }
 }
 
+TEST_CASE("a control block of another layout is refused as another version") {
+  const auto region = group::Region::shared(os::Backing::anonymous);
+  const auto block = group::ControlBlock::create(*region, 3);
+  CHECK_NOTHROW(group::ControlBlock::open(*region, block->place(), 3));
+  block->header().layout = 8;  // the number of ranks, in a build without this number
+  const std::string words =
+      words_of(ErrorKind::version, [&] { group::ControlBlock::open(*region, block->place(), 3); });
+  for (const char* part : {"layout 8", "layout 1000001", "Install the same version of Muster on all hosts"})
+    CHECK_MESSAGE(words.find(part) != std::string::npos, words);
+}
+
 TEST_CASE(
     "the memory of a group is freed by the last ranks that leave at the same time, although another rank has died") {
   const pid_t dead = ::fork();
@@ -201,7 +212,7 @@ TEST_CASE(
     const auto region = group::Region::shared(os::Backing::anonymous);
     const auto block = group::ControlBlock::create(*region, 3);
     group::Peers peers;
-    peers.ranks.resize(3);
+    peers.ranks = group::RankTable::make(std::vector<RankInfo>(3));
     peers.pidfds = {nullptr, nullptr, pidfd};
     std::atomic<int> ready{0};
     const auto leave = [&](int rank) {

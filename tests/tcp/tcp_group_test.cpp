@@ -26,6 +26,7 @@
 #include "tests/support/exchanges.hpp"
 #include "tests/support/failing_call.hpp"
 #include "tests/support/forked_ranks.hpp"
+#include "tests/support/imitated_hosts.hpp"
 #include "tests/support/networks.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/sandbox.hpp"
@@ -326,6 +327,30 @@ TEST_CASE("a file that names another job's rendezvous, which is not disturbed") 
     end(group);
   });
   CHECK(std::filesystem::is_empty(directory.path()));
+}
+
+TEST_CASE("an answer that is longer than a piece reaches all ranks of a host") {
+  // The records of all ranks have 40 KiB. Each host has 20 ranks, and the answer has three pieces.
+  constexpr int ranks = 40;
+  if (::geteuid() != 0) {
+    MESSAGE("skipped: without root all ranks are on one host, which sends no answers");
+    return;
+  }
+  const std::string address = free_address();
+  run_processes(ranks, [&](int rank) {
+    enter_host(rank % 2);
+    const auto group = join(address, rank, ranks, 60s);
+    RANK_CHECK(!group->shares_memory(rank ^ 1));
+    for (int turn = 0; turn < 30; ++turn) {
+      const std::vector<std::byte> mine(Group::max_record, static_cast<std::byte>(rank + turn));
+      std::vector<std::byte> all(ranks * mine.size());
+      group->all_gather(mine, all);
+      for (std::size_t i = 0; i < all.size(); ++i)
+        RANK_CHECK(all[i] == static_cast<std::byte>(static_cast<int>(i / mine.size()) + turn));
+      group->barrier();
+    }
+    end(group);
+  });
 }
 
 TEST_CASE("ranks of one host share memory, whichever way they have met") {

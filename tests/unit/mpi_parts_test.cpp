@@ -69,10 +69,10 @@ std::vector<std::shared_ptr<std::byte>> take(BufferPool& pool, const std::vector
 
 /// Ranks alternate between two hosts.
 /// The global ranks are 100, 101, ...
-std::vector<RankInfo> infos_of(int size) {
+std::shared_ptr<const group::RankTable> infos_of(int size) {
   std::vector<RankInfo> infos(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) infos[static_cast<std::size_t>(rank)].global_rank = 100 + rank;
-  return infos;
+  return group::RankTable::make(std::move(infos));
 }
 
 class TwoHosts final : public group::BaseGroup {
@@ -119,7 +119,7 @@ std::vector<gather::ExchangeRecord> records_of(int size, std::uint64_t bytes) {
   return records;
 }
 
-std::uint64_t fresh_bytes_of(int rank, std::span<const gather::ExchangeRecord> records, const Group& group) {
+std::uint64_t fresh_bytes_of(int rank, const gather::Records& records, const Group& group) {
   return gather::fresh_bytes_of(rank, gather::list_of(rank, records), records, group);
 }
 

@@ -78,7 +78,7 @@ struct Received {
   }
 };
 
-std::string words_of(const std::function<void()>& call) {
+std::string failure_words(const std::function<void()>& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -234,7 +234,7 @@ TEST_CASE("a message that is longer than its receive is an error of that receive
     PendingTransfer second = send(ends[0], 1, 6, pattern(10, 2));
     std::string words;
     ends.until([&] {
-      if (words.empty()) words = words_of([&] { (void)small.pending.test(); });
+      if (words.empty()) words = failure_words([&] { (void)small.pending.test(); });
       return well.pending.test() && second.test() && first.test() && !words.empty();
     });
     CHECK(words.find("at most 10 are expected") != std::string::npos);
@@ -253,10 +253,10 @@ TEST_CASE("messages that a rank sent before its end can be received; then it is 
   std::string words;
   const auto deadline = std::chrono::steady_clock::now() + 10s;
   while (words.empty() && std::chrono::steady_clock::now() < deadline)
-    words = words_of([&] { (void)none.pending.test(); });
+    words = failure_words([&] { (void)none.pending.test(); });
   CHECK(words.find("TCP:") != std::string::npos);
-  CHECK(!words_of([&] { (void)never.test(); }).empty());
-  CHECK(!words_of([&] { (void)send(ends[0], 1, 5, {}); }).empty());
+  CHECK(!failure_words([&] { (void)never.test(); }).empty());
+  CHECK(!failure_words([&] { (void)send(ends[0], 1, 5, {}); }).empty());
   CHECK(ends[0].next_lost() == 1);
   CHECK(ends[0].next_lost() == multihost::any_rank);
   const std::unique_ptr<multihost::ArrivedMessage> found = ends[0].find(1, 5);
@@ -339,7 +339,7 @@ TEST_CASE("malformed frames make their sender a lost rank") {
     int lost = multihost::any_rank;
     const auto deadline = std::chrono::steady_clock::now() + 10s;
     while (lost == multihost::any_rank && std::chrono::steady_clock::now() < deadline) {
-      (void)words_of([&] { (void)ends[1].find(0, 5); });
+      (void)failure_words([&] { (void)ends[1].find(0, 5); });
       lost = ends[1].next_lost();
     }
     CHECK(lost == 0);
@@ -361,7 +361,7 @@ TEST_CASE("a receive from any rank survives a rank that dies in the middle of a 
       Ends ends(3);
       const auto look = [&](int turns) {
         for (int turn = 0; turn < turns; ++turn) {
-          (void)words_of([&] { (void)ends[0].find(2, 999); });
+          (void)failure_words([&] { (void)ends[0].find(2, 999); });
           std::this_thread::sleep_for(1ms);
         }
       };
@@ -433,7 +433,7 @@ TEST_CASE("messages beyond the window, which no rank sends, are not received") {
   const auto deadline = std::chrono::steady_clock::now() + 10s;
   int lost = multihost::any_rank;
   while (lost == multihost::any_rank && std::chrono::steady_clock::now() < deadline) {
-    (void)words_of([&] { (void)ends[1].find(0, 6); });
+    (void)failure_words([&] { (void)ends[1].find(0, 6); });
     lost = ends[1].next_lost();
   }
   CHECK(lost == 0);

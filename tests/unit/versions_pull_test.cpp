@@ -37,7 +37,7 @@ const std::string first_file = "model-00001-of-00002.safetensors";
 const std::string second_file = "model-00002-of-00002.safetensors";
 
 /// Everything below a directory: the bytes of files.
-std::map<std::string, std::string> contents_of(const std::string& directory) {
+std::map<std::string, std::string> bytes_by_name(const std::string& directory) {
   std::map<std::string, std::string> contents;
   if (!fs::exists(directory)) return contents;
   for (const auto& entry : fs::recursive_directory_iterator(directory))
@@ -79,11 +79,11 @@ struct Case {
   }
   /// Requires that a pull fails, and that the copy is unchanged.
   std::string refused(ErrorKind kind, const PullOptions& options) const {
-    const auto before = contents_of(local);
+    const auto before = bytes_by_name(local);
     const bool is_there = fs::exists(local);
     const std::string words = words_of(kind, [&] { (void)pull_version(chain.source(), local, options); });
     CHECK(fs::exists(local) == is_there);
-    CHECK(contents_of(local) == before);
+    CHECK(bytes_by_name(local) == before);
     check_no_leftovers();
     return words;
   }
@@ -426,7 +426,7 @@ TEST_CASE("a damaged version leaves the copy unchanged") {
     for (std::size_t at = 1; at < intact.size(); at += intact.size() / 40) {
       CAPTURE(at);
       flip_byte(file, at);
-      const auto before = contents_of(test.local);
+      const auto before = bytes_by_name(test.local);
       try {
         test.pull();
         test.pull(1);  // the changed bit has no meaning, and the tensors are right
@@ -434,7 +434,7 @@ TEST_CASE("a damaged version leaves the copy unchanged") {
         ++refused;
         INFO(error.what());
         CHECK(to_string(error.kind()) == "corrupt");
-        CHECK(contents_of(test.local) == before);
+        CHECK(bytes_by_name(test.local) == before);
         test.check_no_leftovers();
         CHECK(has(error.what(), file));
         if (at > 1000) CHECK(has(error.what(), "version 2"));
@@ -490,7 +490,7 @@ TEST_CASE("places that cannot be a copy are refused") {
   refused(ErrorKind::invalid_argument, test.local, "thesis.tex");
   // The checkpoint of a trainer is not a copy.
   fs::create_directories(test.root / "checkpoint");
-  for (const auto& [name, text] : contents_of(test.chain.base())) write_text(test.root / ("checkpoint" + name), text);
+  for (const auto& [name, text] : bytes_by_name(test.chain.base())) write_text(test.root / ("checkpoint" + name), text);
   write_text(test.root / "checkpoint/optimizer.pt", "state");
   refused(ErrorKind::invalid_argument, test.root / "checkpoint", "no marker");
   CHECK(read_text(test.root / "checkpoint/optimizer.pt") == "state");
