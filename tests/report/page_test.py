@@ -508,7 +508,7 @@ def check_parts(checks, browser, path):
         part = page.locator("section.part", has=page.locator("h3:text-is('Parts of the ranks')"))
         checks.equal(part.locator(".card").count(), 9, "number of groups")
         checks.equal(part.locator(".card").first.locator("rect:not(.empty)").count(), 4, "ranges of a cut tensor")
-        checks.that("8 copies" in part.locator(".card").last.inner_text(), "copies are counted")
+        checks.that("8 ranks with the same part" in part.locator(".card").last.inner_text(), "copies are counted")
         part.locator("select").select_option("not on all ranks")
         checks.equal(part.locator(".card").count(), 8, "groups that not all ranks have")
         part.locator("input").fill("*qkv*")
