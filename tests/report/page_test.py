@@ -30,6 +30,12 @@ PAIRS = "items => items.map(item => [item.querySelector('dt').textContent, item.
 EXACT = "cells => cells.map(cell => (cell.querySelector('[title]') || cell).getAttribute('title') || cell.textContent)"
 
 
+def settle(page, milliseconds):
+    """Waits for timers of the page that end earlier, and then for a drawing. A busy machine delays both in order."""
+    page.evaluate("time => new Promise(done => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), time))",
+        milliseconds)
+
+
 class Checks:
     def __init__(self):
         self.passed = 0
@@ -54,7 +60,7 @@ class Page:
         self.checks, self.path = checks, path
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(10000)
+        self.page.set_default_timeout(60000)
         self.page.on("console", lambda message: checks.that(message.type not in ("error", "warning"),
             f"console {message.type}: {message.text}"))
         self.page.on("pageerror", lambda error: checks.that(False, f"page error: {error}"))
@@ -75,7 +81,7 @@ def scroll_through(page):
     position = 0
     while position < page.evaluate("document.documentElement.scrollHeight"):
         page.evaluate(f"scrollTo(0, {position})")
-        page.wait_for_timeout(40)
+        settle(page, 40)
         position += 700
     page.evaluate("scrollTo(0, 0)")
 
@@ -188,7 +194,7 @@ def check_tensors(checks, page, section, element):
         if not row["name"].strip():
             continue
         filter_box.fill(printable(row["name"]))
-        page.wait_for_timeout(200)
+        settle(page, 200)
         # The whole name appears in the details of the row.
         opened = False
         for line in part.locator("button.open").all()[:12]:
@@ -203,10 +209,10 @@ def check_tensors(checks, page, section, element):
                 break
         checks.that(opened, f"the filter finds {row['name'][:60]!r}")
     filter_box.fill("no such tensor anywhere")
-    page.wait_for_timeout(200)
+    settle(page, 200)
     checks.that("No tensor" in part.locator("tbody").inner_text(), "an empty result is reported")
     filter_box.fill("")
-    page.wait_for_timeout(200)
+    settle(page, 200)
     # The largest tensor comes first.
     header = part.locator("thead th", has_text="Bytes")
     header.locator("button").click()
@@ -493,7 +499,7 @@ def check_timeline(checks, browser, path):
         box = figure.locator(".plot").bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 120)
         page.mouse.wheel(0, -300)
-        page.wait_for_timeout(150)
+        settle(page, 150)
         checks.that(svg() != whole, "the wheel zooms")
         page.keyboard.press("0")
         page.locator("caption:text-is('Slowest operations') ~ tbody button").first.click()
@@ -512,7 +518,7 @@ def check_parts(checks, browser, path):
         part.locator("select").select_option("not on all ranks")
         checks.equal(part.locator(".card").count(), 8, "groups that not all ranks have")
         part.locator("input").fill("*qkv*")
-        page.wait_for_timeout(200)
+        settle(page, 200)
         checks.equal(part.locator(".card").count(), 2, "groups by name")
         part.get_by_role("button", name="Show as table").click()
         checks.that(part.locator("table tbody tr").count() > 30, "the table has all parts")
@@ -538,7 +544,7 @@ def check_large(checks, browser, path):
         part.get_by_role("button", name="Copy the command").first.click()
         part.locator(".command [role=status]:not(:empty)").first.wait_for()
         part.locator("input[type=search]").fill("model.visual")
-        page.wait_for_timeout(300)
+        settle(page, 300)
         part.locator("button.open").first.click()
         checks.that("represents 300 tensors" in part.locator("tr.opened").inner_text(),
             "a row of several tensors says so")
@@ -583,7 +589,7 @@ def take_screenshots(browser, checks, paths, folder):
         for mode, width, scheme in (("light", 1280, "light"), ("dark", 1280, "dark"), ("narrow", 320, "light")):
             with Page(browser, path, checks, width, scheme) as page:
                 scroll_through(page)
-                page.wait_for_timeout(100)
+                settle(page, 100)
                 page.screenshot(path=folder / f"{path.stem}-{mode}.png", full_page=True)
                 if mode == "dark":
                     page.pdf(path=folder / f"{path.stem}.pdf")
