@@ -30,6 +30,10 @@ PAIRS = "items => items.map(item => [item.querySelector('dt').textContent, item.
 EXACT = "cells => cells.map(cell => (cell.querySelector('[title]') || cell).getAttribute('title') || cell.textContent)"
 
 
+# Of screenshots: the name, the width and the colour scheme.
+MODES = (("light", 1280, "light"), ("dark", 1280, "dark"), ("narrow", 320, "light"))
+
+
 def settle(page, milliseconds):
     """Waits for timers of the page that end earlier, and then for a drawing. A busy machine delays both in order."""
     page.evaluate("time => new Promise(done => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), time))",
@@ -583,10 +587,10 @@ def check_details_of_page(checks):
     print(f"head and tail: {size} bytes")
 
 
-def take_screenshots(browser, checks, paths, folder):
+def take_screenshots(browser, checks, paths, folder, modes=MODES):
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
-        for mode, width, scheme in (("light", 1280, "light"), ("dark", 1280, "dark"), ("narrow", 320, "light")):
+        for mode, width, scheme in modes:
             with Page(browser, path, checks, width, scheme) as page:
                 scroll_through(page)
                 settle(page, 100)
@@ -600,7 +604,7 @@ def run(browser, options, checks):
         for path in options.report:
             general_checks(checks, browser, path.resolve())
         if options.screenshots:
-            take_screenshots(browser, checks, [path.resolve() for path in options.report], options.screenshots)
+            take_screenshots(browser, checks, [path.resolve() for path in options.report], options.screenshots, MODES[:1])
         return
     folder = pathlib.Path(tempfile.mkdtemp(prefix="muster-page-"))
     try:
