@@ -233,6 +233,10 @@ Config json_number(double value) {
   return std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
 }
 
+Config json_number(const Config& value) {
+  return value.type() == Config::Type::real ? json_number(value.as_double()) : value;
+}
+
 int value_digits(DType dtype, std::uint64_t word) noexcept {
   const double value = value_of(dtype, word);
   std::array<char, 40> text{};

@@ -34,6 +34,8 @@ bool is_integer(DType dtype) noexcept;
 
 /// Returns a real number for JSON: the number, or the string "nan", "inf" or "-inf".
 Config json_number(double value);
+/// Returns an exact_value() for JSON: real numbers as above, others unchanged.
+Config json_number(const Config& value);
 
 /// Returns the shortest text that reads back as the same value of this dtype, such as "0.1", "1e-07", "nan" or "-inf".
 /// Integers are printed in full, booleans as "True" and "False".

@@ -587,10 +587,7 @@ std::string stats_text(const Source& source, const StatsOptions& options) {
 }
 
 void stats_json(const Source& source, const StatsOptions& options, const Sink& sink) {
-  const auto number = [](const Config& value) {
-    return value.type() == Config::Type::real ? json_number(value.as_double()) : value;
-  };
-  const auto tensor_tree = [&](const TensorStatistics& tensor) {
+  const auto tensor_tree = [](const TensorStatistics& tensor) {
     const Histogram& histogram = tensor.histogram;
     const bool has_numbers = tensor.finite() != 0;
     const auto if_any = [&](double value) { return has_numbers ? json_number(value) : Config(); };
@@ -603,8 +600,8 @@ void stats_json(const Source& source, const StatsOptions& options, const Sink& s
          {"nans", tensor.nans},
          {"infinities", tensor.infinities},
          {"zeros", tensor.zeros},
-         {"minimum", number(tensor.minimum)},
-         {"maximum", number(tensor.maximum)},
+         {"minimum", json_number(tensor.minimum)},
+         {"maximum", json_number(tensor.maximum)},
          {"mean", if_any(tensor.mean)},
          {"deviation", if_any(tensor.deviation)},
          {"histogram", Config::object({{"low", if_any(histogram.low)},

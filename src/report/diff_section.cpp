@@ -98,10 +98,7 @@ Config rows_tree(const std::vector<ComparedTensor>& all) {
       largest_relative = std::max(largest_relative, tensor.distance("relative"));
     }
     const auto common = [&](const char* side) {
-      const Config first = all[row.members.front()].side(side);
-      const bool is_same =
-          std::ranges::all_of(row.members, [&](std::size_t member) { return all[member].side(side) == first; });
-      return is_same ? first : Config();
+      return common_value(row, [&](std::size_t member) { return all[member].side(side); });
     };
     const auto if_any = [&](const Config& value) { return any ? value : Config(); };
     name.emplace_back(row.name);

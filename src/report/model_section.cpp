@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -32,10 +30,6 @@ constexpr std::size_t most_metadata = 100'000;   // bytes of keys and texts
 constexpr std::size_t longest_config = 200'000;  // bytes of JSON text
 constexpr int deepest_config = 200;              // the tree of a report has a limit, and more levels around it
 
-Config exact_number(const Config& value) {
-  return value.type() == Config::Type::real ? inspect::json_number(value.as_double()) : value;
-}
-
 double magnitude(const TensorStatistics& one) {
   return one.finite() == 0
              ? 0
@@ -56,8 +50,8 @@ class ValueColumns {
     nans_.emplace_back(one.nans);
     infinities_.emplace_back(one.infinities);
     zeros_.emplace_back(one.zeros);
-    minimum_.push_back(exact_number(one.minimum));
-    maximum_.push_back(exact_number(one.maximum));
+    minimum_.push_back(inspect::json_number(one.minimum));
+    maximum_.push_back(inspect::json_number(one.maximum));
     mean_.push_back(if_any(one.mean));
     deviation_.push_back(if_any(one.deviation));
     histogram_.emplace_back(ConfigArray(one.histogram.counts.begin(), one.histogram.counts.end()));
@@ -130,14 +124,6 @@ std::vector<Config> files_of(const Source& source, const std::vector<std::size_t
   return files;
 }
 
-/// Returns what get() returns for all members of a row if it is the same, otherwise null.
-template <class Get>
-Config common(const Row& row, const Get& get) {
-  const Config first = get(row.members.front());
-  const bool is_same = std::ranges::all_of(row.members, [&](std::size_t member) { return get(member) == first; });
-  return is_same ? first : Config();
-}
-
 /// Adds "rows" and "outliers_left_out". `columns` is null without statistics.
 void add_rows(Config& section, const Source& source, const std::vector<std::size_t>& chosen, ValueColumns* columns) {
   const std::vector<TensorEntry>& entries = source.entries();
@@ -152,9 +138,9 @@ void add_rows(Config& section, const Source& source, const std::vector<std::size
     name.emplace_back(row.name);
     tensors.emplace_back(row.members.size());
     bytes.emplace_back(sum);
-    dtype.push_back(common(row, [&](std::size_t member) { return Config(to_string(entry_of(member).dtype)); }));
-    shape.push_back(common(row, [&](std::size_t member) { return inspect::extents_of(entry_of(member).shape); }));
-    file.push_back(common(row, [&](std::size_t member) { return files[member]; }));
+    dtype.push_back(common_value(row, [&](std::size_t member) { return Config(to_string(entry_of(member).dtype)); }));
+    shape.push_back(common_value(row, [&](std::size_t member) { return inspect::extents_of(entry_of(member).shape); }));
+    file.push_back(common_value(row, [&](std::size_t member) { return files[member]; }));
     if (columns != nullptr) columns->add(row);
   }
   Config rows = Config::object({{"name", std::move(name)},

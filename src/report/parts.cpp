@@ -2,15 +2,14 @@
 // The parts of tensors that ranks have, for the drawing of a layout.
 
 #include <algorithm>
-#include <array>
 #include <map>
-#include <numeric>
-#include <tuple>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "src/checkpoint/assembly/shard_job.hpp"
 #include "src/inspect/output.hpp"
+#include "src/merge/reduce.hpp"
 #include "src/report/rows.hpp"
 #include "src/report/sections.hpp"
 
@@ -33,11 +32,6 @@ struct PartedTensor {
   std::vector<HeldRange> held = {};
   friend auto operator<=>(const PartedTensor&, const PartedTensor&) = default;
 };
-
-std::string_view name_of(merge::Combine combine) {
-  constexpr std::array<std::string_view, 6> names = {"copy", "max", "sum", "min", "product", "average"};
-  return names[static_cast<std::size_t>(combine)];
-}
 
 /// Returns the dimension with this many units and this many elements per unit.
 std::optional<std::size_t> dimension_of(const Shape& shape, const merge::Grain& grain, std::int64_t units) {
@@ -88,7 +82,7 @@ class PartGroups {
                           {"shape", inspect::extents_of(tensor.shape)},
                           {"dim", tensor.dim ? Config(*tensor.dim) : Config()},
                           {"units", tensor.units},
-                          {"combine", name_of(tensor.combine)},
+                          {"combine", merge::name_of(tensor.combine)},
                           {"held", inspect::list_of(tensor.held, [](const HeldRange& range) {
                              return Config::object({{"rank", range.rank}, {"from", range.from}, {"to", range.to}});
                            })}}));

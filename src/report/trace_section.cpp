@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <functional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -106,11 +107,12 @@ ConfigArray slowest_tree(const inspect::Trace& trace, const inspect::TraceSummar
   std::ranges::stable_sort(slowest, std::greater(),
                            [](const inspect::OperationSummary& one) { return one.end - one.begin; });
   slowest.resize(std::min(slowest.size(), most_slowest));
+  const std::int64_t zero = begin_of(trace);
   return inspect::list_of(slowest, [&](const inspect::OperationSummary& one) {
     return Config::object({{"operation", one.entry->name + " " + std::to_string(one.entry->operation)},
                            {"kind", to_string(one.entry->kind)},
                            {"route", inspect::or_null(one.entry->detail)},
-                           {"begin", in_seconds(one.begin - begin_of(trace))},
+                           {"begin", in_seconds(one.begin - zero)},
                            {"seconds", in_seconds(one.end - one.begin)},
                            {"bytes", one.bytes},
                            {"wait", one.longest_wait},

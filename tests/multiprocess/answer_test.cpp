@@ -128,34 +128,22 @@ TEST_CASE("a reader that dies inside an answer is named by all other ranks") {
   });
 }
 
-TEST_CASE("a reader that stops inside an answer is named by all other ranks at the deadline") {
-  const GroupOf three(3);
-  std::function<void()> stop;
-  Answers answers({}, [&] { stop(); });
-  stop = [&] {
-    answers.go();
-    ::raise(SIGSTOP);
-  };
-  Ranks ranks(3, [&](int rank) {
-    const auto group = three.join(rank);
-    const Error error = error_of(ErrorKind::timeout, {"rank 1 (host "}, [&] { answers(*group, 1, 1s); });
-    RANK_CHECK(error.rank() == inside);
-  });
-  check_ended(ranks.wait_and_kill(inside, 15s), {inside});
-}
-
-TEST_CASE("a giver that stops between two pieces is named by all readers at the deadline") {
-  const GroupOf three(3);
-  std::function<void()> stop;
-  Answers answers([&] { stop(); }, {});
-  stop = [&] {
-    answers.go();
-    ::raise(SIGSTOP);
-  };
-  Ranks ranks(3, [&](int rank) {
-    const auto group = three.join(rank);
-    const Error error = error_of(ErrorKind::timeout, {"rank 0 (host "}, [&] { answers(*group, 1, 1s); });
-    RANK_CHECK(error.rank() == giver);
-  });
-  check_ended(ranks.wait_and_kill(giver, 15s), {giver});
+TEST_CASE("a rank that stops inside an answer is named by all other ranks at the deadline") {
+  for (const int stopped : {inside, giver}) {
+    const GroupOf three(3);
+    std::function<void()> stop;
+    const auto stops = [&] { stop(); };
+    Answers answers = stopped == giver ? Answers(stops, {}) : Answers({}, stops);
+    stop = [&] {
+      answers.go();
+      ::raise(SIGSTOP);
+    };
+    Ranks ranks(3, [&](int rank) {
+      const auto group = three.join(rank);
+      const std::string name = "rank " + std::to_string(stopped) + " (host ";
+      const Error error = error_of(ErrorKind::timeout, {name}, [&] { answers(*group, 1, 1s); });
+      RANK_CHECK(error.rank() == stopped);
+    });
+    check_ended(ranks.wait_and_kill(stopped, 15s), {stopped});
+  }
 }

@@ -4,8 +4,8 @@
 
 usage: browser.py MUSTER DEMO_MODEL TRACED_RANK [--keep DIR]
 
-The inputs are a BERT, its shards, a DCP checkpoint, a model of 100,000 tensors, a diff with one changed layer, a
-workspace, a state file, and a trace of a job with a slow rank. With --keep, DIR gets the reports and screenshots.
+Four inputs are models: a BERT, its shards, a DCP checkpoint and a model of 100,000 tensors. The others are a diff with
+one changed layer, a workspace, a state file, and a trace of a job with a slow rank. With --keep, DIR gets the reports and screenshots.
 Status 77: Chromium or playwright is not installed.
 """
 

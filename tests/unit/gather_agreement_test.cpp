@@ -19,6 +19,7 @@
 #include "src/gather/merge_record.hpp"
 #include "src/gather/policy.hpp"
 #include "src/multihost/hosts.hpp"
+#include "tests/support/idle_group.hpp"
 
 using namespace muster;
 using namespace muster::gather;
@@ -26,27 +27,11 @@ using namespace muster::gather;
 namespace {
 
 /// Knows on which host each rank is.
-class KnownHosts final : public group::BaseGroup {
+class KnownHosts final : public test::IdleGroup {
  public:
   KnownHosts(int rank, std::shared_ptr<const group::RankTable> ranks, std::shared_ptr<const multihost::Hosts> hosts)
-      : group::BaseGroup(rank, std::move(ranks), {}, std::chrono::seconds(1)), hosts_(std::move(hosts)) {}
-  [[nodiscard]] std::string_view kind() const noexcept override { return "known hosts"; }
+      : IdleGroup(rank, std::move(ranks)), hosts_(std::move(hosts)) {}
   [[nodiscard]] int host_of(int rank) const override { return hosts_->host_of[static_cast<std::size_t>(rank)]; }
-  [[nodiscard]] bool has_failure() const noexcept override { return false; }
-  void progress() noexcept override {}
-
- protected:
-  [[nodiscard]] std::uint64_t rounds() const noexcept override { return 0; }
-  void do_abort(const Error&) noexcept override {}
-  [[nodiscard]] std::optional<Error> do_failure() const override { return std::nullopt; }
-  void do_barrier(const WaitOptions&) override {}
-  void do_all_gather(std::span<const std::byte>, std::span<std::byte>, const WaitOptions&) override {}
-  void do_wait_until(const std::function<bool()>&, const std::function<void(std::chrono::nanoseconds)>&,
-                     std::span<const int>, const WaitOptions&) override {}
-  bool do_try_send(int, const group::PacketHead&, std::span<const std::byte>) override { return false; }
-  bool do_try_receive(int, const group::PacketPlace&) override { return false; }
-  void do_wait_for_packets(const std::function<bool()>&, std::span<const int>, const WaitOptions&) override {}
-  std::shared_ptr<group::BaseGroup> make_part(const SplitPart&, Tie, const WaitOptions&) override { return nullptr; }
 
  private:
   std::shared_ptr<const multihost::Hosts> hosts_;

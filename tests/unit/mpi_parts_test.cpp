@@ -21,6 +21,7 @@
 #include "src/multihost/piece_length.hpp"
 #include "src/multihost/pieces.hpp"
 #include "src/os/pages.hpp"
+#include "tests/support/idle_group.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
@@ -75,28 +76,12 @@ std::shared_ptr<const group::RankTable> infos_of(int size) {
   return group::RankTable::make(std::move(infos));
 }
 
-class TwoHosts final : public group::BaseGroup {
+class TwoHosts final : public test::IdleGroup {
  public:
-  explicit TwoHosts(int size) : group::BaseGroup(0, infos_of(size), {}, std::chrono::seconds(1)) {}
-  [[nodiscard]] std::string_view kind() const noexcept override { return "two hosts"; }
+  explicit TwoHosts(int size) : IdleGroup(0, infos_of(size)) {}
   [[nodiscard]] bool shares_memory(int rank) const override { return rank % 2 == 0; }
   [[nodiscard]] int host_of(int rank) const override { return rank % 2; }
   [[nodiscard]] std::shared_ptr<const group::PeerLiveness> liveness(int) const override { return nullptr; }
-  [[nodiscard]] bool has_failure() const noexcept override { return false; }
-  void progress() noexcept override {}
-
- protected:
-  [[nodiscard]] std::uint64_t rounds() const noexcept override { return 0; }
-  void do_abort(const Error&) noexcept override {}
-  [[nodiscard]] std::optional<Error> do_failure() const override { return std::nullopt; }
-  void do_barrier(const WaitOptions&) override {}
-  void do_all_gather(std::span<const std::byte>, std::span<std::byte>, const WaitOptions&) override {}
-  void do_wait_until(const std::function<bool()>&, const std::function<void(std::chrono::nanoseconds)>&,
-                     std::span<const int>, const WaitOptions&) override {}
-  bool do_try_send(int, const group::PacketHead&, std::span<const std::byte>) override { return false; }
-  bool do_try_receive(int, const group::PacketPlace&) override { return false; }
-  void do_wait_for_packets(const std::function<bool()>&, std::span<const int>, const WaitOptions&) override {}
-  std::shared_ptr<group::BaseGroup> make_part(const SplitPart&, Tie, const WaitOptions&) override { return nullptr; }
 };
 
 /// Returns records of one list of all ranks, each of which sends `bytes` to rank 0.
