@@ -26,6 +26,8 @@ constexpr int control_tag = first_tag;
 constexpr milliseconds last_words{500};
 // After a failure success is unlikely. But if all ranks are alive, they still end within this time.
 constexpr milliseconds patience_after_failure{2000};
+// A rank that waits longer at its end for a rank below it reports that rank upwards.
+constexpr milliseconds late_end{1000};
 // The time that senders wait for their messages in flight (sender.cpp).
 constexpr milliseconds last_data{1000};
 
@@ -36,8 +38,8 @@ Context::Context(std::shared_ptr<Transport> transport, milliseconds timeout)
       rank_(transport_->rank()),
       size_(transport_->size()),
       timeout_(timeout),
-      deliveries_(size_, [this](int rank, const Control& control) { tell(rank, control); }),
-      has_disconnected_(static_cast<std::size_t>(size_)) {
+      deliveries_(size_, [this](int rank, const Control& control) { tell(rank, control); }) {
+  for (const int rank : rank_tree().children(rank_)) connected_below_.emplace(rank, rank);
   open_inbox();
 }
 
@@ -103,8 +105,7 @@ void Context::retire() noexcept {
   stage_.store(ConnectionStage::disconnecting);
   retired_ = Clock::now();
   try {
-    // Step 2.
-    if (rank_ != 0) tell(0, {.kind = ControlKind::disconnect, .from = rank_});
+    tell_end();
   } catch (const std::exception& error) {
     give_up(error.what());
   }
@@ -226,9 +227,13 @@ void Context::take(const Control& control) {
   if (control.from != rank_) deliveries_.hear_from(control.from);
   switch (control.kind) {
     case ControlKind::disconnect: {
-      const auto from = static_cast<std::size_t>(control.from);
-      if (!has_disconnected_[from]) ++disconnected_;
-      has_disconnected_[from] = true;
+      const auto found = connected_below_.find(control.from);
+      if (found == connected_below_.end() || control.about >= size_) return;
+      if (control.about < 0)
+        connected_below_.erase(found);
+      else
+        found->second = control.about;
+      if (is_late_told_ && !connected_below_.empty()) tell_missing();
       return;
     }
     case ControlKind::died:
@@ -309,8 +314,14 @@ void Context::advance() noexcept {
 void Context::step() {
   switch (stage_.load()) {
     case ConnectionStage::disconnecting:
+      tell_end();
+      if (!connected_below_.empty()) {
+        if (rank_ != 0 && !is_late_told_ && Clock::now() - retired_ > std::min(late_end, patience() / 2))
+          tell_missing();
+        return;
+      }
       // Step 3.
-      if (!sends_.empty() || !outbox_.empty() || (rank_ == 0 && disconnected_ != size_ - 1)) return;
+      if (!sends_.empty() || !outbox_.empty()) return;
       deliveries_.clear();
       barrier_ = transport_->barrier();
       stage_.store(ConnectionStage::first_barrier);
@@ -384,20 +395,32 @@ std::string Context::name_of(int rank) const {
   return ranks_ == nullptr ? fmt::format("rank {}", rank) : group::name_of((*ranks_)[rank]);
 }
 
+void Context::tell_end() {
+  if (rank_ == 0 || has_told_end_ || !connected_below_.empty()) return;
+  has_told_end_ = true;
+  tell(rank_tree().parent(rank_), {.kind = ControlKind::disconnect, .from = rank_});
+}
+
+void Context::tell_missing() {
+  is_late_told_ = true;
+  tell(rank_tree().parent(rank_),
+       {.kind = ControlKind::disconnect, .from = rank_, .about = connected_below_.begin()->second});
+}
+
 std::string Context::missing() const {
-  if (rank_ != 0) return sends_.empty() ? "the ranks that " + name_of(0) + " waits for" : name_of(0);
-  constexpr int most = 8;
   std::string names;
-  int count = 0;
-  for (int rank = 1; rank < size_; ++rank)
-    if (!has_disconnected_[static_cast<std::size_t>(rank)] && ++count <= most)
-      names += (names.empty() ? "" : ", ") + name_of(rank);
-  if (count > most) names += fmt::format(" and {} more", count - most);
-  return names.empty() ? "the other ranks" : names;
+  for (const auto& [below, rank] : connected_below_) names += (names.empty() ? "" : ", ") + name_of(rank);
+  if (!names.empty()) return names;
+  if (rank_ == 0) return "the other ranks";
+  return sends_.empty() ? "the ranks that " + name_of(0) + " waits for" : name_of(rank_tree().parent(rank_));
 }
 
 void Context::give_up_if_late() noexcept {
   if (is_retired() && failed_.load() && transport_->can_be_dropped()) give_up_after(Clock::now() - retired_);
+}
+
+milliseconds Context::patience() const noexcept {
+  return failed_.load() ? patience_after_failure : timeout_;
 }
 
 void Context::give_up_after(Clock::duration waited) noexcept {
@@ -405,8 +428,7 @@ void Context::give_up_after(Clock::duration waited) noexcept {
   if (has_ended()) return;
   // Rank 0 knows more than the other ranks, so its message must come first.
   const milliseconds later(rank_ == 0 ? 0 : 500);
-  const milliseconds patience = failed_.load() ? patience_after_failure : timeout_;
-  if (!transport_->must_rest() && waited < patience + later) return;
+  if (!transport_->must_rest() && waited < patience() + later) return;
   give_up(fmt::format("rank {} waited {:.1f} s at its end for {}", rank_, std::chrono::duration<double>(waited).count(),
                       missing()));
 }

@@ -8,9 +8,10 @@
 // transport or the process ends:
 //  1. Control messages, except those about failures, complete only when they have been received (SendEnd::taken). So a
 //     rank without open sends has no control message in flight.
-//  2. A rank without groups sends a disconnect message to rank 0.
-//  3. Rank 0 enters a barrier when all ranks have disconnected; it knows which ranks are missing. The other ranks enter
-//     the barrier at once.
+//  2. The ranks form a tree (HostTree with ranks as nodes), so that no rank has a message from every other rank. A rank
+//     without groups sends a disconnect message to the rank above, when all ranks below it have disconnected. If it
+//     waits long for one of them, it reports the name of that rank upwards, so that rank 0 can name it.
+//  3. Then it enters a barrier.
 //  4. After the barrier no rank sends requests any more, and each rank drops the messages that have not been received.
 //     So all messages that were sent before complete. A second barrier confirms that they have completed on all ranks.
 //  5. Each rank cancels the receive that no message will match, drops the remains of failures, and closes the
@@ -181,6 +182,13 @@ class Context : public std::enable_shared_from_this<Context> {
   void lose(int rank);
   [[nodiscard]] std::string name_of(int rank) const;
   [[nodiscard]] std::string missing() const;
+  /// The ranks as nodes of a tree.
+  [[nodiscard]] HostTree rank_tree() const noexcept { return {size_}; }
+  /// Step 2. Sends the message of this rank if no rank below it is missing.
+  void tell_end();
+  /// Step 2. Reports a missing rank upwards.
+  void tell_missing();
+  [[nodiscard]] std::chrono::milliseconds patience() const noexcept;
 
   const std::shared_ptr<Transport> transport_;
   const int rank_;
@@ -213,8 +221,11 @@ class Context : public std::enable_shared_from_this<Context> {
   Deliveries deliveries_;
   std::vector<std::pair<std::shared_ptr<Control>, PendingTransfer>>
       late_;  // messages that arrived while the inbox was in use
-  std::vector<bool> has_disconnected_;
-  int disconnected_ = 0;
+  /// The ranks directly below this one that have not disconnected, with the rank that each of them waits for. Without a
+  /// report, this is the rank itself.
+  std::map<int, int> connected_below_;
+  bool has_told_end_ = false;
+  bool is_late_told_ = false;
   PendingTransfer barrier_;
   std::optional<os::Clock::time_point> death_seen_;
   std::vector<int> dead_;      // dead ranks of this host

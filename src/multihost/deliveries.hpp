@@ -34,7 +34,8 @@ enum class ControlKind : std::uint32_t {
   left = 2,        ///< the sender has left the group
   ask = 3,         ///< a waiting rank asks if the receiver makes progress, or if another rank of its host is alive
   answer = 4,      ///< the reply to `ask`
-  disconnect = 5,  ///< the last group of this context has ended on the sender
+  disconnect = 5,  ///< the last group of this context has ended on the sender and on all ranks below it in the tree of
+                   ///< ranks; or, if `about` is set, the sender waits at its end for that rank
   died = 6,        ///< the rank `about` is dead; also the reply to `ask`
   confirm = 7,     ///< the reply to a notice or a decision; so two ranks send in both directions or not at all
   decision = 8,    ///< the cause that all ranks of the group throw
@@ -47,7 +48,7 @@ struct Control {
   ControlKind kind = ControlKind::notice;
   std::int32_t from = 0;
   std::int32_t group = every_group;
-  std::int32_t about = -1;   ///< the rank that `ask` or `died` is about
+  std::int32_t about = -1;   ///< the rank that `ask`, `died` or `disconnect` is about
   std::uint32_t round = 0;   ///< in a notice or a decision: the last round that the sender has completed
   std::uint32_t serial = 0;  ///< the number of a notice or a decision; its confirmation repeats the number
   // Used in answers:
