@@ -29,7 +29,14 @@ bool is_whole(const Receiver::IncomingPart& part) {
 Receiver::Receiver(const gather::GatherCall& call, HostsGroup& group, const std::vector<SenderLimit>& sources,
                    Open open)
     : call_(call), group_(group), under_way_(group.context()), pool_(buffer_pool_of(group)), open_(std::move(open)) {
-  for (const SenderLimit& source : sources) lanes_.push_back({.rank = source.rank, .most = source.most});
+  for (const SenderLimit& source : sources)
+    add_lane({.rank = source.rank, .most = source.most, .carrier = source.carrier});
+  for (const SenderLimit& source : sources) {
+    if (source.carrier == source.rank) continue;
+    // A carrier without a part of its own.
+    if (!lane_of_.contains(source.carrier)) add_lane({.rank = source.carrier, .has_said_bye = true});
+    ++lane(source.carrier).riders_left;
+  }
   if (lanes_.empty()) return;
   group_.context().add_hook(this, [this] { look(); });
 }
@@ -40,11 +47,12 @@ Receiver::~Receiver() {
 }
 
 bool Receiver::brings(int sender) const {
-  return std::ranges::find(lanes_, sender, &SenderLane::rank) != lanes_.end();
+  return lane_of_.contains(sender);
 }
 
-Receiver::SenderLane& Receiver::lane(int rank) {
-  return *std::ranges::find(lanes_, rank, &SenderLane::rank);
+void Receiver::add_lane(SenderLane lane) {
+  lane_of_.emplace(lane.rank, lanes_.size());
+  lanes_.push_back(std::move(lane));
 }
 
 template <class Done>
@@ -79,7 +87,7 @@ void Receiver::take_until(const Enough& enough, const WaitOptions& options) {
       std::vector<const SenderLane*> awaited;
       const auto await = [&](const SenderLane& lane) {
         if (enough(lane)) return;
-        on.push_back(lane.rank);
+        on.push_back(lane.carrier);
         awaited.push_back(&lane);
       };
       {
@@ -113,7 +121,7 @@ void Receiver::take_all(const WaitOptions& options) {
   take_pieces(SIZE_MAX, options);
   if (!trouble_) return;
   // A connection that is still being opened holds a refusal back, and the next round does not move it.
-  take_until([this](const SenderLane& lane) { return group_.transport().has_left(group_.number_of(lane.rank)); },
+  take_until([this](const SenderLane& lane) { return group_.transport().has_left(group_.number_of(lane.carrier)); },
              options);
   std::rethrow_exception(trouble_);
 }
@@ -185,13 +193,15 @@ bool Receiver::try_step() noexcept {
 
 bool Receiver::step() {
   bool has_moved = false;
-  for (SenderLane& from : lanes_) has_moved = group_.towards(from.rank, [&] { return step_lane(from); }) || has_moved;
+  for (SenderLane& from : lanes_)
+    has_moved = group_.towards(from.carrier, [&] { return step_lane(from); }) || has_moved;
   has_moved_ = has_moved_ || has_moved;
   return has_moved;
 }
 
 bool Receiver::step_lane(SenderLane& from) {
-  bool has_moved = take_head(from);
+  bool has_moved = false;
+  while (take_head(from)) has_moved = true;
   // Pieces arrive in order. The pieces of later parts wait for those of earlier parts.
   for (IncomingPart& part : from.parts) {
     while (!part.open.empty() && part.open.front().test()) {
@@ -221,7 +231,7 @@ void Receiver::open_pieces(const SenderLane& from, IncomingPart& part) {
 
 // Step 3.
 bool Receiver::take_head(SenderLane& from) {
-  if (from.has_said_bye) return false;
+  if (from.carrier != from.rank || (from.has_said_bye && from.riders_left == 0)) return false;
   if (!from.head.is_open()) {
     const std::unique_ptr<ArrivedMessage> found =
         group_.transport().find(group_.number_of(from.rank), group_.data_tag() + head_tag);
@@ -235,17 +245,23 @@ bool Receiver::take_head(SenderLane& from) {
   return true;
 }
 
-void Receiver::open_part(SenderLane& from, std::span<const std::byte> message) {
+void Receiver::open_part(SenderLane& carrier, std::span<const std::byte> message) {
   PartHead head;
-  if (message.size() < sizeof head) refuse(group_.number_of(from.rank));
+  if (message.size() < sizeof head) refuse(group_.number_of(carrier.rank));
   std::memcpy(&head, message.data(), sizeof head);
   if (head.exchange != call_.number) return;
+  const auto origin = lane_of_.find(head.origin);
+  if (origin == lane_of_.end()) refuse(group_.number_of(carrier.rank));
+  SenderLane& from = lanes_[origin->second];
+  if (from.carrier != carrier.rank || from.has_said_bye) refuse(group_.number_of(carrier.rank));
+  if (from.rank != carrier.rank) --carrier.riders_left;
   from.has_said_bye = head.is_last != 0;
   if (head.has_part == 0) {
     is_without_ = is_without_ || !call_.is_part;
     return;
   }
   const bool asks = head.moving_bytes != 0 && head.is_inline == 0;
+  if (asks && from.rank != carrier.rank) refuse(group_.number_of(carrier.rank));
   bool is_granted = false;
   if (!is_settling_ && !trouble_) {
     try {

@@ -17,6 +17,7 @@
 #include "src/base/escaped.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
+#include "src/multihost/carriers.hpp"
 #include "src/multihost/stream_protocol.hpp"
 
 namespace muster::multihost {
@@ -44,8 +45,9 @@ using gather::GatherKind;
 
 class HostsTransfer final : public gather::Transfer {
  public:
-  HostsTransfer(const GatherCall& call, HostsGroup& group) : call_(call), group_(group) {
-    if (call_.is_sender() && call_.value != nullptr && goes_between_hosts(call_, group_, group_.rank()))
+  HostsTransfer(const GatherCall& call, HostsGroup& group) : call_(call), group_(group), carriers_(call, group) {
+    if (call_.is_sender() && goes_between_hosts(call_, group_, group_.rank()) &&
+        (call_.value != nullptr || carriers_.are_used()))
       sender_.emplace(call_, group_);
     else if (group.region_of(group.rank()) != nullptr)
       near_ = gather::RouteTable::instance().find(Route::shm)->begin(call_);
@@ -62,7 +64,7 @@ class HostsTransfer final : public gather::Transfer {
     if (near_) return near_->move(records, report);
     if (!sender_) return;
     report.network_bytes += payload_bytes_;
-    sender_->send_only(call_.wait("gather: sending"));
+    send(records);
   }
   void commit() noexcept override {
     if (near_) near_->commit();
@@ -82,8 +84,25 @@ class HostsTransfer final : public gather::Transfer {
   }
 
  private:
+  void send(const gather::Records& records) {
+    const WaitOptions wait = call_.wait("gather: sending");
+    const int self = group_.rank();
+    const bool fits = carriers_.are_used() && fits_carrier(records[static_cast<std::size_t>(self)]);
+    const int carrier = carriers_.carrier_of(self);
+    if (carrier != self) {
+      sender_->pass_to(carrier, fits, wait);
+      if (fits) return;
+    } else if (carriers_.are_used()) {
+      sender_->carry(carriers_.riders_of(self), wait);
+    }
+    if (fits) sender_->set_most_inline(most_carried);
+    if (call_.value != nullptr) sender_->send_only(wait);
+  }
+
   void receive(gather::Records records, ExchangeReport& report) {
-    const WaitOptions wait = call_.wait("gather: receiving");
+    WaitOptions wait = call_.wait("gather: receiving");
+    // A carrier names the rank that it waits for first.
+    if (carriers_.are_used()) wait.timeout = group::timeout_of(wait, group_) + later_than_carriers;
     std::vector<Receiver::SenderLimit> sources;
     for (std::size_t position = 1; position < call_.list.size(); ++position) {
       const int sender = call_.list[position];
@@ -91,7 +110,7 @@ class HostsTransfer final : public gather::Transfer {
       if (!record.has_value || !goes_between_hosts(call_, group_, sender)) continue;
       report.network_bytes += record.payload_bytes;
       received_.emplace_back(position, std::nullopt);
-      sources.push_back({sender, record.moving_bytes});
+      sources.push_back({sender, record.moving_bytes, fits_carrier(record) ? carriers_.carrier_of(sender) : sender});
       // The shared-memory transfer must ignore this sender.
       records.drop_value(sender);
     }
@@ -109,8 +128,11 @@ class HostsTransfer final : public gather::Transfer {
     for (auto& [position, value] : received_) value = receiver.take_only(call_.list[position]);
   }
 
+  static constexpr std::chrono::milliseconds later_than_carriers{400};
+
   const GatherCall& call_;
   HostsGroup& group_;
+  const Carriers carriers_;
   std::uint64_t payload_bytes_ = 0;
   std::optional<Sender> sender_;                                         // to another host
   std::unique_ptr<gather::Transfer> near_;                               // on the host of the root

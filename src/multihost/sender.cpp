@@ -4,9 +4,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstring>
+#include <exception>
 #include <thread>
 
 #include "src/group/error_propagation.hpp"
+#include "src/multihost/carriers.hpp"
 #include "src/multihost/stream_protocol.hpp"
 
 namespace muster::multihost {
@@ -87,23 +90,26 @@ void Sender::offer(const Config* value, gather::ExchangeRecord& record) {
 
 void Sender::send(std::span<const std::byte> header, const WaitOptions& options) {
   std::vector<MessagePiece> pieces;
-  if (tree_.bytes() > rides_along) pieces = cut(tree_.places());
+  if (tree_.bytes() > most_inline_) pieces = cut(tree_.places());
   prepare(pieces);
   send_part(header, std::move(pieces), options);
   group_.progress();
 }
 
+void Sender::stage() {
+  if (!call_.stage) return;
+  call_.stage();
+  gather::ExchangeRecord same;
+  offer(call_.value, same);
+}
+
 void Sender::send_only(const WaitOptions& options, std::optional<std::uint64_t> piece_bytes) {
   std::vector<MessagePiece> pieces;
   try {
-    if (call_.stage) {
-      call_.stage();
-      gather::ExchangeRecord same;
-      offer(call_.value, same);
-    }
+    stage();
     if (piece_bytes)
       pieces = cut_evenly(tree_.places().front(), *piece_bytes);
-    else if (tree_.bytes() > rides_along)
+    else if (tree_.bytes() > most_inline_)
       pieces = cut(tree_.places());
     prepare(pieces);
   } catch (...) {
@@ -116,6 +122,44 @@ void Sender::send_only(const WaitOptions& options, std::optional<std::uint64_t> 
     throw;
   }
   group::or_fail(group_, [&] { send_part({}, std::move(pieces), options); });
+}
+
+void Sender::pass_to(int carrier, bool has_part, const WaitOptions& options) {
+  std::exception_ptr failure;
+  std::vector<std::byte> message;
+  if (has_part) {
+    try {
+      stage();
+      message = head_message(head_of_part(tree_.bytes() != 0), {});
+    } catch (...) {
+      // The root needs a message without a part. Round 2 reports the reason.
+      failure = std::current_exception();
+    }
+  }
+  group::or_fail(group_, [&] {
+    if (message.empty()) message = head_message({.origin = has_part ? group_.rank() : nothing_to_carry}, {});
+    call_.group->send(carrier, message, options, group::Subject::exchange);
+  });
+  if (failure) std::rethrow_exception(failure);
+  group_.progress();
+}
+
+void Sender::carry(std::span<const int> riders, const WaitOptions& options) {
+  group::or_fail(group_, [&] {
+    for (const int rider : riders) {
+      const auto message = std::make_shared<std::vector<std::byte>>(
+          gather::receive_of(call_, rider, sizeof(PartHead) + most_carried, options.phase));
+      PartHead head;
+      if (message->size() >= sizeof head) std::memcpy(&head, message->data(), sizeof head);
+      if (message->size() >= sizeof head && head.origin == nothing_to_carry) continue;
+      if (message->size() < sizeof head || head.origin != rider)
+        throw Error(ErrorKind::corrupt, fmt::format("malformed message of rank {} to its carrier", rider),
+                    {.rank = group_.number_of(rider)});
+      start(*message, message, options, head_tag);
+      group_.progress();
+    }
+    drain(0, options);
+  });
 }
 
 // Step 2.
@@ -134,28 +178,36 @@ void Sender::prepare(const std::vector<MessagePiece>& pieces) {
     buffers_.push_back(buffer_pool_of(group_)->take(bytes, call_.options->pool_limit));
 }
 
-void Sender::send_head(PartHead head, std::span<const std::byte> header, const WaitOptions& options) {
+std::vector<std::byte> Sender::head_message(PartHead head, std::span<const std::byte> header) const {
   head.exchange = call_.number;
   head.is_last = call_.is_part ? head.is_last : 1;
   const auto begin = std::as_bytes(std::span(&head, 1));
   std::vector<std::byte> front(begin.begin(), begin.end());
   front.insert(front.end(), header.begin(), header.end());
-  const auto message = std::make_shared<std::vector<std::byte>>(
-      head.has_part != 0 ? tree_.message(front, head.is_inline != 0) : std::move(front));
+  return head.has_part != 0 ? tree_.message(front, head.is_inline != 0) : front;
+}
+
+PartHead Sender::head_of_part(bool is_inline) const noexcept {
+  return {.descriptor_bytes = tree_.descriptor().size(),
+          .descriptor_hash = tree_.hash(),
+          .moving_bytes = tree_.bytes(),
+          .has_part = 1,
+          .has_value = has_value_ ? 1U : 0U,
+          .is_inline = is_inline ? 1U : 0U,
+          .origin = group_.rank()};
+}
+
+void Sender::send_head(PartHead head, std::span<const std::byte> header, const WaitOptions& options) {
+  head.origin = group_.rank();
+  head.header_bytes = header.size();
+  const auto message = std::make_shared<std::vector<std::byte>>(head_message(head, header));
   start(*message, message, options, head_tag);
 }
 
 void Sender::send_part(std::span<const std::byte> header, std::vector<MessagePiece> pieces,
                        const WaitOptions& options) {
   ++sent_;
-  send_head({.header_bytes = header.size(),
-             .descriptor_bytes = tree_.descriptor().size(),
-             .descriptor_hash = tree_.hash(),
-             .moving_bytes = tree_.bytes(),
-             .has_part = 1,
-             .has_value = has_value_ ? 1U : 0U,
-             .is_inline = pieces.empty() && tree_.bytes() != 0 ? 1U : 0U},
-            header, options);
+  send_head(head_of_part(pieces.empty() && tree_.bytes() != 0), header, options);
   if (!pieces.empty()) {
     // From here on the receiver grants the pieces, or refuses them in its last word.
     pieces_ = std::move(pieces);

@@ -31,6 +31,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -85,7 +86,11 @@ struct PartHead {
   std::uint32_t has_value = 0;
   std::uint32_t is_inline = 0;  ///< the bytes of the layout follow the descriptor
   std::uint32_t is_last = 0;
+  std::int32_t origin = 0;  ///< the rank whose part it is, or `nothing_to_carry`
+  std::uint32_t zero = 0;
 };
+/// The origin in a message to a carrier that needs not be sent on (carriers.hpp).
+inline constexpr std::int32_t nothing_to_carry = -1;
 
 /// Decides how long to keep polling: as long as data moved a moment ago.
 class Eagerness {
@@ -115,12 +120,22 @@ class Sender final : public gather::PartSender {
   /// Sends the offered value of an exchange, in pieces of `piece_bytes` if given. A failure before the header message
   /// leaves the group usable.
   void send_only(const WaitOptions& options, std::optional<std::uint64_t> piece_bytes = {});
+  /// Sends the offered value of an exchange through `carrier`, or tells the carrier that there is nothing to carry.
+  void pass_to(int carrier, bool has_part, const WaitOptions& options);
+  /// On a carrier: sends the parts of the riders.
+  void carry(std::span<const int> riders, const WaitOptions& options);
+  /// From now on, parts of at most this many bytes are sent with their header message.
+  void set_most_inline(std::uint64_t bytes) noexcept { most_inline_ = bytes; }
 
  private:
   template <class Done>
   void wait(const Done& done, const WaitOptions& options);
   void take_words();
   void prepare(const std::vector<MessagePiece>& pieces);
+  /// Calls the stage of the exchange, if there is one, and offers its value.
+  void stage();
+  [[nodiscard]] std::vector<std::byte> head_message(PartHead head, std::span<const std::byte> header) const;
+  [[nodiscard]] PartHead head_of_part(bool is_inline) const noexcept;
   void send_head(PartHead head, std::span<const std::byte> header, const WaitOptions& options);
   void send_part(std::span<const std::byte> header, std::vector<MessagePiece> pieces, const WaitOptions& options);
   void send_piece(const MessagePiece& piece, const WaitOptions& options);
@@ -146,6 +161,7 @@ class Sender final : public gather::PartSender {
   std::uint64_t credits_ = 0;
   std::uint64_t asked_ = 0;  // parts whose bytes need a grant
   std::uint64_t granted_ = 0;
+  std::uint64_t most_inline_ = rides_along;
   // The part that is offered.
   OutgoingTree tree_;
   bool has_value_ = false;
@@ -175,6 +191,7 @@ class Receiver final : public gather::PartReceiver {
   struct SenderLimit {
     int rank = 0;
     std::uint64_t most = 0;
+    int carrier = rank;  ///< the rank that sends its part (carriers.hpp)
   };
   /// Returns the destination of a source whose part is not a tree. Its bytes never arrive in the header message.
   using Open = std::function<IncomingPart(std::size_t source)>;
@@ -207,7 +224,9 @@ class Receiver final : public gather::PartReceiver {
   struct SenderLane {
     int rank = 0;
     std::uint64_t most = 0;
-    PendingTransfer head = {};  // being received
+    int carrier = rank;
+    std::size_t riders_left = 0;  // ranks whose header messages have not arrived from this carrier yet
+    PendingTransfer head = {};    // being received
     std::shared_ptr<std::vector<std::byte>> head_bytes = {};
     std::deque<IncomingPart> parts = {};  // the next one to take is at the front
     std::size_t headers_taken = 0;
@@ -217,7 +236,8 @@ class Receiver final : public gather::PartReceiver {
     bool has_told_last = false;
   };
 
-  SenderLane& lane(int rank);
+  SenderLane& lane(int rank) { return lanes_[lane_of_.at(rank)]; }
+  void add_lane(SenderLane lane);
   template <class Done>
   void wait(HostsGroup& group, std::span<const int> on, const Done& done, const WaitOptions& options);
   template <class Enough>
@@ -229,7 +249,8 @@ class Receiver final : public gather::PartReceiver {
   bool step_lane(SenderLane& lane);
   void open_pieces(const SenderLane& lane, IncomingPart& part);
   bool take_head(SenderLane& lane);
-  void open_part(SenderLane& lane, std::span<const std::byte> message);
+  /// `carrier` is the lane over which the message has arrived.
+  void open_part(SenderLane& carrier, std::span<const std::byte> message);
   IncomingPart part_of(SenderLane& lane, const PartHead& head, std::span<const std::byte> body);
   void tell(SenderLane& lane, const PartWord& word);
   void attend(const std::stop_token& stop, std::condition_variable_any& changed);
@@ -240,6 +261,7 @@ class Receiver final : public gather::PartReceiver {
   std::shared_ptr<BufferPool> pool_;
   Open open_;
   std::vector<SenderLane> lanes_;
+  std::map<int, std::size_t> lane_of_;  // by rank
 
   // The mutex guards the state above while another thread may call step().
   ForkMutex mutex_;

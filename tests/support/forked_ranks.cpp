@@ -236,6 +236,7 @@ std::map<std::string, GroupKind>& group_kinds() {
       {"tcp", {[](int size) { return make_tcp_maker(size, 1); }}},
       {"tcp-2", {[](int size) { return make_tcp_maker(size, 2); }}},
       {"tcp-3", {[](int size) { return make_tcp_maker(size, 3); }}},
+      {"tcp-6", {[](int size) { return make_tcp_maker(size, 6); }}},
       {"tcp-12", {[](int size) { return make_tcp_maker(size, 12); }}},
   };
   return kinds;

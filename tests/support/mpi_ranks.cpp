@@ -230,7 +230,8 @@ bool skip_without_pmi() {
 }
 
 const bool is_added = !skip_without_pmi() && add_group_kind("mpi", make<1>) && add_group_kind("mpi-2", make<2>) &&
-                      add_group_kind("mpi-3", make<3>) && add_group_kind("mpi-12", make<12>);
+                      add_group_kind("mpi-3", make<3>) && add_group_kind("mpi-6", make<6>) &&
+                      add_group_kind("mpi-12", make<12>);
 
 }  // namespace
 }  // namespace muster::test

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/multihost/carriers.hpp"
+
+#include <algorithm>
+#include <iterator>
+
+namespace muster::multihost {
+
+Carriers::Carriers(const gather::GatherCall& call, const HostsGroup& group) : call_(call), group_(group) {
+  if (call.operation != gather::GatherKind::configs && call.operation != gather::GatherKind::tensors) return;
+  const int home = group.host_of(call.first());
+  const auto is_elsewhere = [&](int rank) { return group.host_of(rank) != home; };
+  if (static_cast<std::size_t>(std::ranges::count_if(call.list, is_elsewhere)) <= most_direct_senders) return;
+  for (const int rank : call.list)
+    if (is_elsewhere(rank)) of_hosts_.emplace(group.host_of(rank), rank);
+}
+
+int Carriers::carrier_of(int sender) const {
+  const auto found = of_hosts_.find(group_.host_of(sender));
+  return found == of_hosts_.end() ? sender : found->second;
+}
+
+std::vector<int> Carriers::riders_of(int carrier) const {
+  std::vector<int> riders;
+  std::ranges::copy_if(call_.list, std::back_inserter(riders),
+                       [&](int rank) { return rank != carrier && carrier_of(rank) == carrier; });
+  return riders;
+}
+
+}  // namespace muster::multihost
