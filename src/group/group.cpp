@@ -6,6 +6,7 @@
 #include <xxhash.h>
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -230,24 +231,70 @@ void BaseGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte>
 
 namespace {
 
-/// Whether any record has a byte that is not 0.
-class AnyFold final : public HostFold {
+/// Whether any record has a byte that is not 0. Records may have any length.
+class AnyFold final : public ValueFold<std::uint8_t> {
  public:
   void begin(std::span<const int>, std::span<const std::byte> here) override {
-    any_ = std::ranges::any_of(here, [](std::byte byte) { return byte != std::byte{0}; });
-  }
-  void take_below(std::span<const std::byte> message) override { any_ = read(message) || any_; }
-  void up(Bytes& out) override { down(own_host, out); }
-  void take_above(std::span<const std::byte> message) override { any_ = read(message) || any_; }
-  void down(std::size_t, Bytes& out) const override { out.push_back(any_ ? std::byte{1} : std::byte{0}); }
-  [[nodiscard]] bool tells_all_the_same() const noexcept override { return true; }
-  static bool read(std::span<const std::byte> message) {
-    if (message.size() != 1) throw malformed_round(fmt::format("{} bytes instead of 1", message.size()));
-    return message.front() != std::byte{0};
+    sum_ = std::ranges::any_of(here, [](std::byte byte) { return byte != std::byte{0}; }) ? 1 : 0;
   }
 
+ protected:
+  void add(std::uint8_t& sum, const std::uint8_t& value) override { sum |= value; }
+};
+
+/// The report of one rank of a split.
+struct ListRecord {
+  std::uint64_t hash = 0;
+  std::int32_t length = 0;  // 0: this rank is in no list
+  std::int32_t position = -1;
+};
+
+/// Whether a list of a split is not reported by all of its members. Only the lists whose members are not all below a
+/// host are sent up.
+class ListsFold final : public HostFold {
+ public:
+  void begin(std::span<const int>, std::span<const std::byte> here) override {
+    each<ListRecord>(here, [this](const ListRecord& record) {
+      if (record.length != 0) add({record.hash, record.length, 1});
+    });
+  }
+  void take_below(std::span<const std::byte> message) override {
+    each<OpenList>(message, [this](const OpenList& list) { add(list); });
+  }
+  void up(Bytes& out) override {
+    std::erase_if(open_, [](const auto& entry) { return entry.second.reports == entry.second.length; });
+    for (const auto& [hash, list] : open_) {
+      const auto bytes = std::as_bytes(std::span(&list, 1));
+      out.insert(out.end(), bytes.begin(), bytes.end());
+    }
+    is_wrong_ = !open_.empty();
+  }
+  void take_above(std::span<const std::byte> message) override { is_wrong_ = AnyFold::read(message) != 0; }
+  void down(std::size_t, Bytes& out) const override { out.push_back(is_wrong_ ? std::byte{1} : std::byte{0}); }
+  [[nodiscard]] bool tells_all_the_same() const noexcept override { return true; }
+
  private:
-  bool any_ = false;
+  struct OpenList {
+    std::uint64_t hash = 0;
+    std::int32_t length = 0;
+    std::int32_t reports = 0;
+  };
+  template <class Entry, class Take>
+  static void each(std::span<const std::byte> message, const Take& take) {
+    if (message.size() % sizeof(Entry) != 0) throw malformed_round(fmt::format("{} bytes of lists", message.size()));
+    for (; !message.empty(); message = message.subspan(sizeof(Entry))) {
+      Entry entry;
+      std::memcpy(&entry, message.data(), sizeof entry);
+      take(entry);
+    }
+  }
+  void add(const OpenList& list) {
+    const auto [known, is_new] = open_.emplace(list.hash, list);
+    if (!is_new) known->second.reports += list.reports;
+  }
+
+  std::map<std::uint64_t, OpenList> open_;
+  bool is_wrong_ = false;
 };
 
 }  // namespace
@@ -271,7 +318,7 @@ std::vector<std::byte> BaseGroup::do_fold(std::span<const std::byte>, HostFold&,
 bool BaseGroup::any(std::span<const std::byte> mine, const WaitOptions& options) {
   AnyFold any;
   const auto answer = fold(mine, any, options);
-  return or_blame(*this, first_here, [&] { return AnyFold::read(answer); });
+  return or_blame(*this, first_here, [&] { return AnyFold::read(answer) != 0; });
 }
 
 std::shared_ptr<Region> BaseGroup::region_of(int) const {
@@ -355,7 +402,7 @@ void BaseGroup::agree(const std::optional<Error>& trouble, const WaitOptions& op
   if (has_folds()) {
     AnyFold fold;
     const auto answer = do_fold(std::as_bytes(std::span(&mine, 1)), fold, options);
-    if (!or_blame(*this, first_here, [&] { return AnyFold::read(answer); })) return;
+    if (!or_blame(*this, first_here, [&] { return AnyFold::read(answer) != 0; })) return;
   }
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(statuses_)), options);
   const auto first = std::ranges::find_if(statuses_, [](std::uint32_t status) { return status != 0; });
@@ -381,16 +428,9 @@ void BaseGroup::refuse(const Error& failure, const WaitOptions& options) {
 }
 
 BaseGroup::SplitPart BaseGroup::part_of(std::span<const int> ranks, const WaitOptions& options) {
-  struct ListRecord {
-    std::uint64_t hash = 0;
-    std::int32_t length = 0;  // 0: this rank is in no list
-    std::int32_t position = -1;
-  };
   SplitPart part;
   ListRecord mine;
-  std::vector<ListRecord> cards;
   together(options, [&] {
-    cards.resize(ranks_->size());
     const auto self = std::ranges::find(ranks, rank_);
     std::vector<bool> seen(ranks_->size());
     for (const int rank : ranks) {
@@ -403,8 +443,16 @@ BaseGroup::SplitPart BaseGroup::part_of(std::span<const int> ranks, const WaitOp
     part = {ranks, static_cast<int>(self - ranks.begin())};
     mine = {XXH3_64bits(ranks.data(), ranks.size_bytes()), static_cast<std::int32_t>(ranks.size()), part.position};
   });
-  do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
   // Each rank reports the list that it is in. A list of n ranks must be reported by n ranks.
+  if (has_folds()) {
+    ListsFold fold;
+    const auto answer = do_fold(std::as_bytes(std::span(&mine, 1)), fold, options);
+    if (!or_blame(*this, first_here, [&] { return AnyFold::read(answer) != 0; })) return part;
+  }
+  // With one host, or to name the ranks of a wrong list.
+  std::vector<ListRecord> cards;
+  together(options, [&] { cards.resize(ranks_->size()); });
+  do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
   std::unordered_map<std::uint64_t, std::int32_t> reports;
   for (const ListRecord& card : cards)
     if (card.length != 0) ++reports[card.hash];

@@ -410,19 +410,34 @@ void HostsGroup::do_wait_for_packets(const std::function<bool()>& done, std::spa
   locally(on.empty() ? -1 : on.front(), [&] { local().wait_for_packets(done, places, later(options)); });
 }
 
-int HostsGroup::agree_on_number(const SplitPart& part, std::span<std::int32_t> words, const WaitOptions& options) {
+namespace {
+
+/// The proposal of a rank for the number of new groups, and their nonce.
+struct NewGroups {
+  std::int32_t number = 0;
+  Group::Nonce nonce{};
+};
+
+/// The highest number and the nonce of the first rank.
+class NewGroupsFold final : public group::ValueFold<NewGroups> {
+ protected:
+  void add(NewGroups& sum, const NewGroups& value) override { sum.number = std::max(sum.number, value.number); }
+};
+
+}  // namespace
+
+std::pair<int, Group::Nonce> HostsGroup::agree_on_number(const SplitPart& part, const WaitOptions& options) {
   const bool is_member = part.position >= 0;
-  const auto tell_all = [&](std::int32_t mine) {
-    do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(words), options);
-  };
+  NewGroups mine;
+  together(options, [&] { os::random_bytes(mine.nonce); });
   for (;;) {
-    const int proposed = is_member ? context_->next_number() : 0;
-    tell_all(proposed);
-    int number = 0;
-    for (const int member : part.members) number = std::max(number, words[static_cast<std::size_t>(member)]);
+    mine.number = is_member ? context_->next_number() : 0;
+    NewGroupsFold fold;
+    const auto answer = do_fold(std::as_bytes(std::span(&mine, 1)), fold, options);
+    const NewGroups agreed = group::or_blame(*this, group::first_here, [&] { return NewGroupsFold::read(answer); });
     // Another thread of a member may have made a group with that number in the meantime.
-    tell_all(!is_member || number == proposed || context_->take_number(number) ? 1 : 0);
-    if (std::ranges::count(words, 1) == size()) return number;
+    const bool is_taken = is_member && agreed.number != mine.number && !context_->take_number(agreed.number);
+    if (!any(std::as_bytes(std::span(&is_taken, 1)), options)) return {agreed.number, agreed.nonce};
   }
 }
 
@@ -434,25 +449,18 @@ std::shared_ptr<const Hosts> HostsGroup::hosts_of(const SplitPart& part) const {
 }
 
 std::shared_ptr<group::BaseGroup> HostsGroup::make_part(const SplitPart& part, Tie tie, const WaitOptions& options) {
-  Nonce nonce{};  // the nonce of the first member becomes the nonce of the part
-  std::vector<Nonce> nonces;
-  std::vector<std::int32_t> words;
   std::vector<int> here;  // the positions of the members on this host
   HostsMembership made_of;
   together(options, [&] {
-    os::random_bytes(nonce);
-    nonces.resize(static_cast<std::size_t>(size()));
-    words.resize(nonces.size());
     for (const int member : part.members)
       if (hosts_->is_here(member)) here.push_back(place_of(member));
     if (part.position < 0) return;
     made_of.ranks = group::RankTable::part(ranks(), part.members);
     made_of.hosts = made_of.ranks == ranks() ? hosts_ : hosts_of(part);
   });
-  do_all_gather(nonce, std::as_writable_bytes(std::span(nonces)), options);
-  const int number = agree_on_number(part, words, options);
+  const auto [number, nonce] = agree_on_number(part, options);
   std::shared_ptr<group::BaseGroup> made;
-  together(options, [&] {
+  together(options, [&, number = number, nonce = nonce] {
     // This call is collective on each host. It comes first, so that a rank without memory does not skip it.
     made_of.local = locally(-1, [&]() -> std::shared_ptr<Group> {
       if (tie == Tie::companion) return local().companion(later(options));
@@ -469,7 +477,10 @@ std::shared_ptr<group::BaseGroup> HostsGroup::make_part(const SplitPart& part, T
       made_of.local = single_group();
       made_of.local->set_timeout(timeout());
     }
-    made_of.nonce = nonces[static_cast<std::size_t>(part.members.front())];
+    // All parts of one call have the same number and nonce. They have no rank in common.
+    made_of.nonce = nonce;
+    const auto first = std::as_bytes(std::span(&part.members.front(), 1));
+    for (std::size_t i = 0; i < first.size(); ++i) made_of.nonce[i] ^= first[i];
     made = std::make_shared<HostsGroup>(context_, number, std::move(made_of), part.position, timeout(),
                                         tie == Tie::companion ? health_ : nullptr);
   });

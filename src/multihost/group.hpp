@@ -201,9 +201,9 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   void check_round(int from, std::span<const std::byte> message, const RoundHead& own, const WaitOptions& options);
   /// Returns the rank with that number in the transport, or -1 if it is not in this group.
   [[nodiscard]] int rank_of(int number) const noexcept { return ranks()->rank_of(number); }
-  /// Returns a number for a new group of some of these ranks: the same on all of them, and unused on each. `words` has
-  /// one element per rank.
-  int agree_on_number(const SplitPart& part, std::span<std::int32_t> words, const WaitOptions& options);
+  /// Returns a number for the new groups of one call, which no member has used, and a random nonce. Both are the same
+  /// on all ranks.
+  std::pair<int, Nonce> agree_on_number(const SplitPart& part, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
   /// Receives a packet of that kind, if one has arrived.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The protocol by which senders send tensors to the root over a transport. Each sender (Sender) sends a stream of parts
-// to the root (Receiver). An exchange and a merge are streams of one part.
+// to the root (Receiver). An exchange and a merge are streams of one part. In an exchange of many ranks, a sender also
+// sends parts of other ranks of its host (carriers.hpp).
 //
 //  1. A sender of a stream waits until the root holds fewer than `depth` of its parts. It counts the parts that it has
 //     sent and the credits that it has received.
