@@ -74,7 +74,10 @@ Error errno_error(ErrorKind kind, const std::string& what, int err, const std::s
   const char* name = ::strerrorname_np(err);
   std::string text = path.empty() ? what : in_quotes(path) + ": " + what;
   text += std::string(": ") + errno_text(err) + " (" + (name != nullptr ? name : std::to_string(err)) + ")";
-  if (err == EMFILE || err == ENFILE) text += ". Raise the limit of open files (ulimit -n)";
+  rlimit files{};
+  if (err == EMFILE && ::getrlimit(RLIMIT_NOFILE, &files) == 0)
+    text += ". Raise the limit of open files (ulimit -n), which is " + std::to_string(files.rlim_cur);
+  if (err == ENFILE) text += ". Raise the limit of open files of this host (sysctl fs.file-max)";
   rlimit file_size{};
   if (err == EFBIG && ::getrlimit(RLIMIT_FSIZE, &file_size) == 0 && file_size.rlim_cur != RLIM_INFINITY)
     text += "; RLIMIT_FSIZE allows " + byte_text(file_size.rlim_cur) + " per file. Raise it (ulimit -f)";

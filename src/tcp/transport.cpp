@@ -146,7 +146,6 @@ TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::
     if (!is_closing_ && !os::is_own_shortage(lost.error()->os_error())) lost_.push_back(lost.rank());
   };
   shared_.receive_from_anybody = [this](const auto& receive) { receive_from_anybody(receive); };
-  for (int other = 0; other < size(); ++other) peers_.push_back(std::make_unique<Peer>(shared_, other));
   listener_ = std::make_unique<Listener>(
       *io_, std::move(acceptor), addresses_.token, rank, size(), [this](int from, Socket socket) {
         auto connection = std::make_unique<Connection>(peer(from), std::move(socket), MessageKind::forwards, true);
@@ -154,6 +153,15 @@ TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::
           log(LogLevel::info, fmt::format("TCP: rank {} closes a second connection of rank {}", this->rank(), from));
       });
   begin_forkable();
+}
+
+Peer& TcpTransport::peer(int rank) {
+  std::unique_ptr<Peer>& peer = peers_[rank];
+  if (peer) return *peer;
+  peer = std::make_unique<Peer>(shared_, rank);
+  // A rank that connects only now must also learn that this rank leaves in order.
+  if (is_closing_) peer->say_bye();
+  return *peer;
 }
 
 TcpTransport::~TcpTransport() {
@@ -202,7 +210,7 @@ multihost::PendingTransfer TcpTransport::receive(int from, int tag, std::span<st
 }
 
 void TcpTransport::receive_from_anybody(const std::shared_ptr<ReceiveOperation>& receive) {
-  for (const auto& one : peers_)
+  for (const auto& [rank, one] : peers_)
     if (const std::shared_ptr<UnmatchedMessage> arrival = one->find(receive->tag))
       return one->receive(arrival, receive);
   shared_.from_anybody.push_back(receive);
@@ -229,7 +237,7 @@ std::unique_ptr<multihost::ArrivedMessage> TcpTransport::find_any() {
 std::unique_ptr<multihost::ArrivedMessage> TcpTransport::find_of_any(std::optional<int> tag) {
   poll();
   if (shared_.arrivals == 0) return nullptr;
-  for (const auto& one : peers_)
+  for (const auto& [rank, one] : peers_)
     if (auto arrival = one->find(tag)) return std::make_unique<TakenOut>(*this, one->rank(), std::move(arrival));
   return nullptr;
 }
@@ -344,7 +352,7 @@ std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, s
 bool TcpTransport::has_sent_all() {
   const LockHold hold(*this);
   poll();
-  return std::ranges::all_of(peers_, [](const auto& one) { return one->has_nothing_to_send(); });
+  return std::ranges::all_of(peers_, [](const auto& entry) { return entry.second->has_nothing_to_send(); });
 }
 
 int TcpTransport::next_lost() noexcept {
@@ -369,20 +377,20 @@ bool TcpTransport::close() noexcept {
   const LockHold hold(*this);
   try {
     if (!std::exchange(is_closing_, true))
-      for (const auto& one : peers_) one->say_bye();
+      for (const auto& [rank, one] : peers_) one->say_bye();
     poll();
-    if (!std::ranges::all_of(peers_, [](const auto& one) { return one->is_through(); })) return false;
+    if (!std::ranges::all_of(peers_, [](const auto& entry) { return entry.second->is_through(); })) return false;
   } catch (const std::exception& error) {
     log(LogLevel::warning, fmt::format("TCP: closing the connections of rank {}: {}", rank(), error.what()));
   }
   listener_->close();
-  for (const auto& one : peers_) one->close();
+  for (const auto& [rank, one] : peers_) one->close();
   return true;
 }
 
 void TcpTransport::in_child() noexcept {
   listener_->give_up_sockets();
-  for (const auto& one : peers_) one->give_up_sockets();
+  for (const auto& [rank, one] : peers_) one->give_up_sockets();
   mutex_.unlock();
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -67,7 +68,8 @@ class TcpTransport final : public multihost::Transport, private Forkable {
   class TakenOut;
 
  private:
-  Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
+  /// Makes the peer at first use.
+  Peer& peer(int rank);
   std::unique_ptr<Connection> connect(Peer& peer);
   void receive_from_anybody(const std::shared_ptr<ReceiveOperation>& receive);
   void poll();
@@ -80,7 +82,7 @@ class TcpTransport final : public multihost::Transport, private Forkable {
   std::unique_ptr<asio::io_context> io_;
   Addresses addresses_;
   Peer::PeersState shared_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; the entry of this rank is unused
+  std::map<int, std::unique_ptr<Peer>> peers_;  // by rank; only those with which this rank has communicated
   std::unique_ptr<Listener> listener_;
   std::deque<int> lost_;
   bool is_closing_ = false;
