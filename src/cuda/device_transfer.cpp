@@ -98,6 +98,8 @@ DeviceTransfer::DeviceTransfer(const GatherCall& call)
     else
       inner_call_.stage = [this] { copy_to_host(); };
   }
+  // Members whose tensors NCCL or CUDA IPC moves do not move inner_.
+  inner_call_.all_move = false;
   inner_ = driver->begin(inner_call_);
 }
 

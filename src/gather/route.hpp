@@ -51,6 +51,9 @@ struct GatherCall {
   /// calls it before it sends anything, so that a failure is a failure of the move. Afterwards `value` is another tree
   /// with tensors of the same shapes.
   std::function<void()> stage = {};
+  /// All members call Transfer::move(), so that a rank may send the parts of others (src/multihost/carriers.hpp). The
+  /// same on all members.
+  bool all_move = true;
   bool is_part = false;  ///< a part of a stream: obligations, not a closing round, acknowledge its bytes
 
   [[nodiscard]] bool is_member() const noexcept { return position != no_position; }

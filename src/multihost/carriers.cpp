@@ -7,7 +7,8 @@
 namespace muster::multihost {
 
 Carriers::Carriers(const gather::GatherCall& call, const HostsGroup& group) : call_(call), group_(group) {
-  if (call.operation != gather::GatherKind::configs && call.operation != gather::GatherKind::tensors) return;
+  const bool is_plain = call.operation == gather::GatherKind::configs || call.operation == gather::GatherKind::tensors;
+  if (!is_plain || !call.all_move) return;
   const int home = group.host_of(call.first());
   const auto is_elsewhere = [&](int rank) { return group.host_of(rank) != home; };
   if (static_cast<std::size_t>(std::ranges::count_if(call.list, is_elsewhere)) <= most_direct_senders) return;
@@ -22,6 +23,7 @@ int Carriers::carrier_of(int sender) const {
 
 std::vector<int> Carriers::riders_of(int carrier) const {
   std::vector<int> riders;
+  if (!are_used() || carrier_of(carrier) != carrier) return riders;
   std::ranges::copy_if(call_.list, std::back_inserter(riders),
                        [&](int rank) { return rank != carrier && carrier_of(rank) == carrier; });
   return riders;

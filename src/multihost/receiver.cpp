@@ -251,9 +251,10 @@ void Receiver::open_part(SenderLane& carrier, std::span<const std::byte> message
   std::memcpy(&head, message.data(), sizeof head);
   if (head.exchange != call_.number) return;
   const auto origin = lane_of_.find(head.origin);
-  if (origin == lane_of_.end()) refuse(group_.number_of(carrier.rank));
+  if (origin == lane_of_.end() || lanes_[origin->second].carrier != carrier.rank)
+    refuse(group_.number_of(carrier.rank));
   SenderLane& from = lanes_[origin->second];
-  if (from.carrier != carrier.rank || from.has_said_bye) refuse(group_.number_of(carrier.rank));
+  if (from.has_said_bye || (!call_.is_part && head.is_last == 0)) refuse(group_.number_of(from.rank));
   if (from.rank != carrier.rank) --carrier.riders_left;
   from.has_said_bye = head.is_last != 0;
   if (head.has_part == 0) {
@@ -261,7 +262,7 @@ void Receiver::open_part(SenderLane& carrier, std::span<const std::byte> message
     return;
   }
   const bool asks = head.moving_bytes != 0 && head.is_inline == 0;
-  if (asks && from.rank != carrier.rank) refuse(group_.number_of(carrier.rank));
+  if (asks && from.rank != carrier.rank) refuse(group_.number_of(from.rank));
   bool is_granted = false;
   if (!is_settling_ && !trouble_) {
     try {
@@ -290,8 +291,8 @@ Receiver::IncomingPart Receiver::part_of(SenderLane& from, const PartHead& head,
   if (head.moving_bytes != 0) {
     // All buffers of a stream have the same size, so that each can be used for any part.
     buffer = pool_->take(from.most, call_.options->pool_limit);
-    buffer = with_credit(std::move(buffer), from.released);
-    part.is_counted = true;
+    if (call_.is_part) buffer = with_credit(std::move(buffer), from.released);
+    part.is_counted = call_.is_part;
   }
   IncomingTree tree = take_tree(group_.number_of(from.rank), body.subspan(head.header_bytes, head.descriptor_bytes),
                                 head.descriptor_hash, head.moving_bytes, buffer, body.last(behind));

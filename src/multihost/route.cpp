@@ -47,9 +47,10 @@ class HostsTransfer final : public gather::Transfer {
  public:
   HostsTransfer(const GatherCall& call, HostsGroup& group) : call_(call), group_(group), carriers_(call, group) {
     if (call_.is_sender() && goes_between_hosts(call_, group_, group_.rank()) &&
-        (call_.value != nullptr || carriers_.are_used()))
+        (call_.value != nullptr || carriers_.are_used())) {
       sender_.emplace(call_, group_);
-    else if (group.region_of(group.rank()) != nullptr)
+      riders_ = carriers_.riders_of(group_.rank());
+    } else if (group.region_of(group.rank()) != nullptr)
       near_ = gather::RouteTable::instance().find(Route::shm)->begin(call_);
   }
 
@@ -93,7 +94,7 @@ class HostsTransfer final : public gather::Transfer {
       sender_->pass_to(carrier, fits, wait);
       if (fits) return;
     } else if (carriers_.are_used()) {
-      sender_->carry(carriers_.riders_of(self), wait);
+      sender_->carry(riders_, wait);
     }
     if (fits) sender_->set_most_inline(most_carried);
     if (call_.value != nullptr) sender_->send_only(wait);
@@ -135,6 +136,7 @@ class HostsTransfer final : public gather::Transfer {
   const Carriers carriers_;
   std::uint64_t payload_bytes_ = 0;
   std::optional<Sender> sender_;                                         // to another host
+  std::vector<int> riders_;                                              // whose parts this rank sends
   std::unique_ptr<gather::Transfer> near_;                               // on the host of the root
   std::vector<std::pair<std::size_t, std::optional<Config>>> received_;  // from other hosts, by position in the list
 };
