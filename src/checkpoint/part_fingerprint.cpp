@@ -357,10 +357,7 @@ bool needs_windows(std::span<const TensorPart> parts, Group& group, const Finger
   const bool is_changed = group.rank() == 0 && (!options.plan.empty() || options.dtype);
   const bool has_device =
       std::ranges::any_of(parts, [](const TensorPart& part) { return !part.tensor.device().is_host(); });
-  const std::uint8_t mine = is_changed || has_device ? 1 : 0;
-  std::vector<std::uint8_t> all(static_cast<std::size_t>(group.size()));
-  group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), {.phase = first_phase});
-  return std::ranges::find(all, 1) != all.end();
+  return group::inside(group).any(is_changed || has_device, {.phase = first_phase});
 }
 
 std::optional<Fingerprint> fingerprint_through_windows(std::span<const TensorPart> parts, Group& group,

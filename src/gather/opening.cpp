@@ -115,7 +115,7 @@ Opening opening_round(const GatherCall& call, const ExchangeRecord& mine, const 
 void closing_round(const GatherCall& call, const std::optional<Error>& trouble, const char* phase, const char* failing,
                    const std::function<void()>& on_failure) {
   const std::uint8_t status = trouble ? status_of(trouble->kind()) : 0;
-  if (call.group->has_folds() && !call.group->any(std::as_bytes(std::span(&status, 1)), call.wait(phase))) return;
+  if (call.group->has_folds() && !call.group->any(status != 0, call.wait(phase))) return;
   const auto statuses = round_of(call, status, phase);
   std::vector<int> failed;
   for (std::size_t rank = 0; rank < statuses.size(); ++rank)

@@ -315,10 +315,17 @@ std::vector<std::byte> BaseGroup::do_fold(std::span<const std::byte>, HostFold&,
               fmt::format("fold: groups of kind {} have one host. Use all_gather()", in_quotes(kind())));
 }
 
-bool BaseGroup::any(std::span<const std::byte> mine, const WaitOptions& options) {
-  AnyFold any;
-  const auto answer = fold(mine, any, options);
-  return or_blame(*this, first_here, [&] { return AnyFold::read(answer) != 0; });
+bool BaseGroup::any(bool mine, const WaitOptions& options) {
+  const std::uint8_t own = mine ? 1 : 0;
+  const auto record = std::as_bytes(std::span(&own, 1));
+  if (has_folds()) {
+    AnyFold any;
+    const auto answer = fold(record, any, options);
+    return or_blame(*this, first_here, [&] { return AnyFold::read(answer) != 0; });
+  }
+  std::vector<std::uint8_t> all(ranks_->size());
+  all_gather(record, std::as_writable_bytes(std::span(all)), options);
+  return std::ranges::find(all, 1) != all.end();
 }
 
 std::shared_ptr<Region> BaseGroup::region_of(int) const {

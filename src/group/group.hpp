@@ -146,9 +146,8 @@ class BaseGroup : public Group {
   /// Collective, if has_folds(). Runs one round over the tree of hosts, with one record per rank and the messages of
   /// `fold`. Returns the message of down() to the ranks of this host. Throws as all_gather().
   std::vector<std::byte> fold(std::span<const std::byte> mine, HostFold& fold, const WaitOptions& options);
-  /// Collective, if has_folds(). Returns whether the record of any rank has a byte that is not 0. Throws as
-  /// all_gather().
-  [[nodiscard]] bool any(std::span<const std::byte> mine, const WaitOptions& options);
+  /// Collective. Returns on all ranks whether any rank passes true. Throws as all_gather().
+  [[nodiscard]] bool any(bool mine, const WaitOptions& options);
 
   void abort(const Error& cause) noexcept final;
   [[nodiscard]] std::optional<Error> error() const final;

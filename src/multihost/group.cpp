@@ -437,7 +437,7 @@ std::pair<int, Group::Nonce> HostsGroup::agree_on_number(const SplitPart& part, 
     const NewGroups agreed = group::or_blame(*this, group::first_here, [&] { return NewGroupsFold::read(answer); });
     // Another thread of a member may have made a group with that number in the meantime.
     const bool is_taken = is_member && agreed.number != mine.number && !context_->take_number(agreed.number);
-    if (!any(std::as_bytes(std::span(&is_taken, 1)), options)) return {agreed.number, agreed.nonce};
+    if (!any(is_taken, options)) return {agreed.number, agreed.nonce};
   }
 }
 

@@ -582,11 +582,11 @@ class Publishing {
   // Step 6. The version is visible: failures are only logged.
   void settle(bool keeps) {
     const std::optional<std::uint64_t> full = plan_.kind == VersionKind::full ? plan_.version : old_.newest_full();
-    std::uint8_t has_kept = 0;
+    bool has_kept = false;
     if (keeps && options_.base_copy.empty()) {
       try {
         old_.advance(names_, is_first() ? new_specs_ : std::map<std::string, TensorSpec>(), facts_);
-        has_kept = 1;
+        has_kept = true;
       } catch (const std::exception& error) {
         log(LogLevel::warning,
             fmt::format("version {} is published, and keeping it in memory failed: {}. The next version reads it again",
@@ -595,10 +595,8 @@ class Publishing {
     } else {
       old_.forget();
     }
-    std::vector<std::uint8_t> all(static_cast<std::size_t>(group_.size()));
-    group_.all_gather(std::as_bytes(std::span(&has_kept, 1)), std::as_writable_bytes(std::span(all)),
-                      {.phase = "publish: finishing"});
-    history_ = {.last = plan_.version, .is_kept = std::ranges::find(all, 0) == all.end()};
+    const bool has_lost = group::inside(group_).any(!has_kept, {.phase = "publish: finishing"});
+    history_ = {.last = plan_.version, .is_kept = !has_lost};
     if (is_first()) remove_old_versions(full);
   }
 

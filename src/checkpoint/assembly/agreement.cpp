@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/base/fixed_string.hpp"
+#include "src/group/group.hpp"
 
 namespace muster {
 namespace {
@@ -33,6 +34,7 @@ FailureRecord record_of(const std::optional<Error>& failure, FailureOrigin origi
 }  // namespace
 
 void agree(Group& group, const std::optional<Error>& failure, const char* phase, FailureOrigin origin) {
+  if (!group::inside(group).any(failure.has_value(), {.phase = phase})) return;
   const FailureRecord mine = record_of(failure, origin);
   std::vector<FailureRecord> all(static_cast<std::size_t>(group.size()));
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), {.phase = phase});

@@ -153,11 +153,9 @@ class LiveSnapshot {
 
 /// Collective. Returns the lane for exports. It is renewed if an export was cancelled, which only some ranks may know.
 group::AsyncExecutor& lane_of(Group& group, LiveExports& exports) {
-  const std::uint8_t mine = !exports.lane || exports.lane->own()->error() ? 1 : 0;
-  std::vector<std::uint8_t> all(static_cast<std::size_t>(group.size()));
-  group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)),
-                   {.phase = "export: setting up"});
-  if (std::ranges::find(all, 1) != all.end()) exports.lane = std::make_unique<group::AsyncExecutor>(group);
+  const bool is_old = !exports.lane || exports.lane->own()->error();
+  if (group::inside(group).any(is_old, {.phase = "export: setting up"}))
+    exports.lane = std::make_unique<group::AsyncExecutor>(group);
   return *exports.lane;
 }
 
