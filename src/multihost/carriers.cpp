@@ -12,8 +12,11 @@ Carriers::Carriers(const gather::GatherCall& call, const HostsGroup& group) : ca
   const int home = group.host_of(call.first());
   const auto is_elsewhere = [&](int rank) { return group.host_of(rank) != home; };
   if (static_cast<std::size_t>(std::ranges::count_if(call.list, is_elsewhere)) <= most_direct_senders) return;
+  are_used_ = true;
+  const int own = group.host_of(group.rank());
   for (const int rank : call.list)
-    if (is_elsewhere(rank)) of_hosts_.emplace(group.host_of(rank), rank);
+    if (is_elsewhere(rank) && (call.is_first() || group.host_of(rank) == own))
+      of_hosts_.emplace(group.host_of(rank), rank);
 }
 
 int Carriers::carrier_of(int sender) const {

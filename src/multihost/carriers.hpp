@@ -40,9 +40,9 @@ class Carriers {
   Carriers(const gather::GatherCall& call, const HostsGroup& group);
 
   /// Returns whether small parts are sent by carriers.
-  [[nodiscard]] bool are_used() const noexcept { return !of_hosts_.empty(); }
+  [[nodiscard]] bool are_used() const noexcept { return are_used_; }
   /// Returns the rank whose connection brings the small parts of `sender` to the root: `sender` itself if it sends
-  /// directly.
+  /// directly. A sender may ask only about ranks of its own host.
   [[nodiscard]] int carrier_of(int sender) const;
   /// Returns the ranks whose parts `carrier` may carry, in the order of the list.
   [[nodiscard]] std::vector<int> riders_of(int carrier) const;
@@ -50,7 +50,8 @@ class Carriers {
  private:
   const gather::GatherCall& call_;
   const HostsGroup& group_;
-  std::map<int, int> of_hosts_;  // the carrier of each host but the root's; empty: all ranks send directly
+  bool are_used_ = false;
+  std::map<int, int> of_hosts_;  // the carrier of each host but the root's; on a sender, only that of its own host
 };
 
 }  // namespace muster::multihost

@@ -103,12 +103,13 @@ void Deliveries::advance() {
 }
 
 std::shared_ptr<const Spread> Deliveries::spread(std::shared_ptr<const Contacts> contacts, const Control& control,
-                                                 int from) {
+                                                 std::initializer_list<int> informed) {
   const auto spread = std::make_shared<Spread>();
   spread->has_had.resize(contacts->of_hosts.size());
   spread->contacts = std::move(contacts);
   spread->control = control;
-  for (const int host : {spread->contacts->mine, from})
+  spread->has_had[static_cast<std::size_t>(spread->contacts->mine)] = true;
+  for (const int host : informed)
     if (host >= 0) spread->has_had[static_cast<std::size_t>(host)] = true;
   pass_on(spread, spread->contacts->mine);
   return spread;

@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <type_traits>
@@ -113,9 +114,10 @@ class Deliveries {
   /// Begins a delivery. Calls `over` when it has been confirmed or has failed.
   std::shared_ptr<const Delivery> begin(std::vector<int> contacts, const Control& control,
                                         std::function<void(const Delivery&)> over = {});
-  /// Begins to send a message to all hosts, first to the neighbours of this one. `from` is a host that already has the
-  /// message, or -1.
-  std::shared_ptr<const Spread> spread(std::shared_ptr<const Contacts> contacts, const Control& control, int from);
+  /// Begins to send a message to all hosts, first to the neighbours of this one. `informed` are hosts that already have
+  /// the message; -1 stands for none.
+  std::shared_ptr<const Spread> spread(std::shared_ptr<const Contacts> contacts, const Control& control,
+                                       std::initializer_list<int> informed);
   /// Handles a message of kind ControlKind::confirm.
   void confirm(const Control& control);
   /// Reports that a rank can no longer be reached.

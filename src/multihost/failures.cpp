@@ -121,7 +121,7 @@ void HostsGroup::learn(const Error& cause, int host) {
   const Error first = local().error().value_or(cause);
   health_->decide(first);
   if (is_new && has_other_hosts() && !has_ended_.load())
-    spread_ = context_->deliveries().spread(contacts(), about_failure(ControlKind::notice, first), host);
+    spread_ = context_->deliveries().spread(contacts(), about_failure(ControlKind::notice, first), {host});
 }
 
 bool HostsGroup::sends_for_host() const {
@@ -144,8 +144,12 @@ void HostsGroup::advance_failure() {
   const std::optional<Error> cause = decision();
   if (!cause || (decides_ && !is_settled_)) return;
   // Step 4.
-  if (!spread_)
-    spread_ = context_->deliveries().spread(contacts(), about_failure(ControlKind::decision, *cause), passed_by_);
+  if (!spread_) {
+    // The host behind this one has confirmed the decision in step 3.
+    const bool has_behind = decides_ && delivery_ && delivery_->state == Delivery::State::confirmed;
+    spread_ = context_->deliveries().spread(contacts(), about_failure(ControlKind::decision, *cause),
+                                            {passed_by_, has_behind ? behind_ : -1});
+  }
   if (spread_->open != 0) return;
   is_passed_on_ = true;
   if (shared() != nullptr) shared()->set_passed_on();
