@@ -82,6 +82,12 @@ void RankProgress::remove(BaseGroup& group) noexcept {
   std::erase(them.all, &group);
 }
 
+void RankProgress::exchange_groups(std::vector<BaseGroup*>& groups) noexcept {
+  Groups& them = group::groups();
+  const std::lock_guard lock(them.mutex);
+  std::swap(them.all, groups);
+}
+
 void RankProgress::add_pending(int count) noexcept {
   groups().pending.fetch_add(count, std::memory_order_relaxed);
 }

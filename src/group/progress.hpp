@@ -37,6 +37,8 @@ class RankProgress {
   /// Adds and removes a group. remove() waits for another thread whose step is using the group.
   static void add(BaseGroup& group);
   static void remove(BaseGroup& group) noexcept;
+  /// Exchanges the list of groups. For simulated ranks that take turns in one thread: each of them has its own list.
+  static void exchange_groups(std::vector<BaseGroup*>& groups) noexcept;
   /// Called when a message has moved: reports progress in all groups, so that ranks that wait for this one do not count
   /// it as stuck.
   static void moved() noexcept;
