@@ -1,15 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows how the costs of calls grow with the number of hosts. All ranks are simulated in this process
-// (tests/support/simulated_hosts.hpp), one per host, and run the real code.
+// Shows how the costs of calls grow with the number of hosts: messages, bytes, sockets and heap, of each rank and of
+// rank 0. All ranks are simulated in this process (tests/support/simulated_hosts.hpp), one per host, and run the real
+// code. Prints Markdown tables. A cell has the measured figure, the value of the formula, and the exponent with which
+// the figure has grown since the number of hosts before.
 //   scale [--check] [HOSTS...]
+// With --check it fails if a figure grows faster than documented (docs/explanation/cost-model.md).
 
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <numeric>
+#include <optional>
+#include <set>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "bench/counted_heap.hpp"
@@ -23,32 +31,137 @@ namespace {
 
 using muster::Group;
 using muster::multihost::HostsGroup;
+using muster::multihost::HostTree;
 using muster::test::SimulatedHosts;
 using muster::test::Traffic;
 
-struct Figures {
-  double messages = 0, bytes = 0, peers = 0, heap = 0;          // the mean of all ranks; messages and bytes sent
-  double messages0 = 0, bytes0 = 0, peers0 = 0, heap0 = 0;      // rank 0; messages and bytes sent and received
-  double most_messages = 0;
+/// Messages and bytes of a rank are those that it sends, as a mean of all ranks. Those of rank 0 are sent or received.
+/// Sockets are the ranks with which a rank exchanges a message: over TCP it has one or two connections to each.
+enum Figure : std::size_t { messages, bytes, sockets, heap, messages0, bytes0, sockets0, heap0, figure_count };
+constexpr std::array<const char*, figure_count> titles = {
+    "Messages that a rank sends",          "Bytes that a rank sends",          "Sockets of a rank",
+    "Heap of a rank",                      "Messages of rank 0",               "Bytes of rank 0",
+    "Sockets of rank 0",                   "Heap of rank 0"};
+using Figures = std::array<double, figure_count>;
+
+// The formulas. The constants are sizes of messages in bytes.
+constexpr double head = 12;             // of each message of a round
+constexpr double facts = 12;            // of a gather: flags and a count
+constexpr double record = 132;          // of one rank in round 1
+constexpr double list_answer = 152;     // for a host with members of a list
+constexpr double control = 2048;        // a control message
+
+/// The figures of a call as sums over all ranks, and of rank 0.
+class Formula {
+ public:
+  explicit Formula(int hosts) : hosts_(hosts), below_(static_cast<std::size_t>(hosts), 1) {
+    for (int host = hosts - 1; host > 0; --host) below(tree_.parent(host)) += below(host);
+    links_.resize(below_.size());
+    for (int host = 1; host < hosts; ++host) link(host, tree_.parent(host));
+  }
+
+  [[nodiscard]] double edges() const { return hosts_ - 1; }
+  [[nodiscard]] double children() const { return std::min(hosts_ - 1, HostTree::most_children); }
+  [[nodiscard]] int depth(int host) const { return tree_.depth(host); }
+  /// A round: `up(host)` and `down(host)` are the bytes of the message from a host and to it.
+  template <class Up, class Down>
+  Formula& round(const Up& up, const Down& down) {
+    for (int host = 1; host < hosts_; ++host) {
+      send(host, tree_.parent(host), 1, head + up(host));
+      send(tree_.parent(host), host, 1, head + down(host));
+    }
+    return *this;
+  }
+  Formula& constant_round(double up, double down) {
+    return round([=](int) { return up; }, [=](int) { return down; });
+  }
+  Formula& all_gather(double each) {
+    return round([this, each](int host) { return each * below(host); }, [this, each](int) { return each * hosts_; });
+  }
+  /// Round 1 of a gather. `records_down` is 1 if all members need all records.
+  Formula& agreement(const std::vector<int>& list, double records_down) {
+    std::vector<double> members(below_.size());
+    for (const int member : list) ++members[static_cast<std::size_t>(member)];
+    for (int host = hosts_ - 1; host > 0; --host)
+      members[static_cast<std::size_t>(tree_.parent(host))] += members[static_cast<std::size_t>(host)];
+    const double all = static_cast<double>(list.size());
+    return round([&](int host) { return facts + record * members[static_cast<std::size_t>(host)]; },
+                 [&](int host) {
+                   const bool has_members = members[static_cast<std::size_t>(host)] != 0;
+                   return facts + 4 + (has_members ? list_answer + records_down * record * all : 0);
+                 });
+  }
+  Formula& status() { return constant_round(1, 1); }
+  /// Messages between rank 0 and the other members of a list.
+  Formula& members(const std::vector<int>& list, double count, double all_bytes) {
+    for (const int member : list)
+      if (member != 0) send(member, 0, count, all_bytes);
+    return *this;
+  }
+  Formula& part() { return all_gather(16).all_gather(4).all_gather(4).status().status(); }
+  Formula& send(int from, int to, double count, double all_bytes) {
+    figures_[messages] += count;
+    figures_[bytes] += all_bytes;
+    if (from == 0 || to == 0) {
+      figures_[messages0] += count;
+      figures_[bytes0] += all_bytes;
+    }
+    link(from, to);
+    return *this;
+  }
+  /// Sends over each edge of the tree.
+  Formula& each_edge(double count, double each) {
+    for (int host = 1; host < hosts_; ++host) send(host, tree_.parent(host), count, count * each);
+    return *this;
+  }
+  /// `of_rank` and `of_root` are the heap of a rank and of rank 0.
+  [[nodiscard]] Figures figures(double of_rank, double of_root) const {
+    Figures all = figures_;
+    for (const auto& peers : links_) all[sockets] += static_cast<double>(peers.size());
+    for (const Figure mean : {messages, bytes, sockets}) all[mean] /= hosts_;
+    all[sockets0] = static_cast<double>(links_.front().size());
+    all[heap] = of_rank;
+    all[heap0] = of_root;
+    return all;
+  }
+
+ private:
+  double& below(int host) { return below_[static_cast<std::size_t>(host)]; }
+  void link(int a, int b) {
+    links_[static_cast<std::size_t>(a)].insert(b);
+    links_[static_cast<std::size_t>(b)].insert(a);
+  }
+
+  int hosts_;
+  HostTree tree_{hosts_};
+  std::vector<double> below_;  // hosts in the subtree of each host
+  std::vector<std::set<int>> links_;
+  Figures figures_{};
 };
 
+/// The heap that each rank takes in addition, at most, since the last reset.
 class HeapByRank {
  public:
-  explicit HeapByRank(SimulatedHosts& hosts) : ranks_(static_cast<std::size_t>(hosts.size())) {
-    muster::test::Fibers& fibers = hosts.fibers();
-    fibers.enters = [this, inner = fibers.enters](int rank) {
-      inner(rank);
+  explicit HeapByRank(muster::test::Fibers& fibers, int size)
+      : ranks_(static_cast<std::size_t>(size)), fibers_(fibers), enters_(fibers.enters), leaves_(fibers.leaves) {
+    fibers_.enters = [this](int rank) {
+      enters_(rank);
       before_ = bench::heap_now();
       (void)bench::heap_peak();
     };
-    fibers.leaves = [this, inner = fibers.leaves](int rank) {
-      Heap& heap = ranks_[static_cast<std::size_t>(rank)];
+    fibers_.leaves = [this](int rank) {
+      Heap& own = ranks_[static_cast<std::size_t>(rank)];
       const auto begin = static_cast<std::int64_t>(before_);
-      heap.most = std::max(heap.most, heap.held + static_cast<std::int64_t>(bench::heap_peak()) - begin);
-      heap.held += static_cast<std::int64_t>(bench::heap_now()) - begin;
-      inner(rank);
+      own.most = std::max(own.most, own.held + static_cast<std::int64_t>(bench::heap_peak()) - begin);
+      own.held += static_cast<std::int64_t>(bench::heap_now()) - begin;
+      leaves_(rank);
     };
   }
+  ~HeapByRank() {
+    fibers_.enters = enters_;
+    fibers_.leaves = leaves_;
+  }
+  HeapByRank& operator=(HeapByRank&&) = delete;
   void reset() { std::ranges::fill(ranks_, Heap{}); }
   [[nodiscard]] double most(int rank) const { return static_cast<double>(ranks_[static_cast<std::size_t>(rank)].most); }
 
@@ -58,96 +171,255 @@ class HeapByRank {
     std::int64_t most = 0;
   };
   std::vector<Heap> ranks_;
+  muster::test::Fibers& fibers_;
+  const std::function<void(int)> enters_;
+  const std::function<void(int)> leaves_;
   std::uint64_t before_ = 0;
 };
 
-std::vector<int> list_of(int members, int size) {
-  std::vector<int> list(static_cast<std::size_t>(members));
-  for (int i = 0; i < members; ++i) list[static_cast<std::size_t>(i)] = static_cast<int>(std::int64_t{i} * size / members);
-  return list;
-}
-
-Figures figures_of(SimulatedHosts& hosts, const HeapByRank& heap) {
-  Figures figures;
-  const double size = hosts.size();
-  for (int rank = 0; rank < hosts.size(); ++rank) {
-    const Traffic& traffic = hosts.network().of(rank);
-    figures.messages += static_cast<double>(traffic.sent_messages) / size;
-    figures.bytes += static_cast<double>(traffic.sent_bytes) / size;
-    figures.peers += static_cast<double>(traffic.peers.size()) / size;
-    figures.heap += heap.most(rank) / size;
-    figures.most_messages = std::max(figures.most_messages, static_cast<double>(traffic.messages()));
+Figures figures_of(const muster::test::SimulatedNetwork& network, const HeapByRank& heaps) {
+  Figures figures{};
+  const double size = network.size();
+  for (int rank = 0; rank < network.size(); ++rank) {
+    const Traffic& traffic = network.of(rank);
+    figures[messages] += static_cast<double>(traffic.sent_messages) / size;
+    figures[bytes] += static_cast<double>(traffic.sent_bytes) / size;
+    figures[sockets] += static_cast<double>(traffic.peers.size()) / size;
+    figures[heap] += heaps.most(rank) / size;
   }
-  const Traffic& root = hosts.network().of(0);
-  figures.messages0 = static_cast<double>(root.messages());
-  figures.bytes0 = static_cast<double>(root.bytes());
-  figures.peers0 = static_cast<double>(root.peers.size());
-  figures.heap0 = heap.most(0);
+  const Traffic& root = network.of(0);
+  figures[messages0] = static_cast<double>(root.messages());
+  figures[bytes0] = static_cast<double>(root.bytes());
+  figures[sockets0] = static_cast<double>(root.peers.size());
+  figures[heap0] = heaps.most(0);
   return figures;
 }
 
-void measure(int size) {
+// How a figure grows at most with the number of hosts. Logarithms have an exponent too, because the numbers are finite.
+constexpr double constant = 0.25;
+constexpr double linear = 1.1;
+constexpr double quadratic = 2.05;
+constexpr Figures all_constant = {constant, constant, constant, constant, constant, constant, constant, constant};
+
+/// One call, measured for several numbers of hosts.
+struct Call {
+  const char* name = "";
+  Figures bounds{};
+  struct Result {
+    int hosts = 0;
+    std::optional<Figures> measured;  // not if there is only a formula
+    Figures formula{};
+  };
+  std::vector<Result> results = {};
+};
+
+Figures bounds_of(std::initializer_list<Figure> growing, double bound = linear) {
+  Figures bounds = all_constant;
+  for (const Figure figure : growing) bounds[figure] = bound;
+  return bounds;
+}
+
+class Table {
+ public:
+  void add(const char* name, const Figures& bounds, Call::Result result) {
+    auto found = std::ranges::find(calls_, std::string_view(name), [](const Call& call) { return std::string_view(call.name); });
+    if (found == calls_.end()) found = calls_.insert(calls_.end(), {.name = name, .bounds = bounds});
+    found->results.push_back(std::move(result));
+  }
+  void print() const;
+  /// Returns whether no figure grows faster than its bound.
+  [[nodiscard]] bool is_within_bounds() const;
+
+ private:
+  std::vector<Call> calls_;
+};
+
+/// Returns the exponent with which a figure has grown since the result before.
+std::optional<double> exponent(const Call& call, std::size_t result, std::size_t figure) {
+  if (result == 0) return std::nullopt;
+  const Call::Result& last = call.results[result];
+  const Call::Result& before = call.results[result - 1];
+  const auto value = [&](const Call::Result& of) { return (of.measured ? *of.measured : of.formula)[figure]; };
+  return std::log(value(last) / value(before)) / std::log(static_cast<double>(last.hosts) / before.hosts);
+}
+
+/// Three digits: 2.94, 820K.
+std::string text_of(double value) {
+  if (value < 100) return fmt::format("{:.3g}", value);
+  if (value < 10'000) return fmt::format("{:.0f}", value);
+  constexpr std::array units = {"K", "M", "G"};
+  std::size_t unit = 0;
+  for (value /= 1000; value >= 1000 && unit + 1 < units.size(); value /= 1000) ++unit;
+  return fmt::format("{:.3g}{}", value, units[unit]);
+}
+
+void Table::print() const {
+  std::set<int> sizes;
+  for (const Call& call : calls_)
+    for (const Call::Result& result : call.results) sizes.insert(result.hosts);
+  for (std::size_t figure = 0; figure < figure_count; ++figure) {
+    fmt::print("\n| {} |", titles[figure]);
+    for (const int size : sizes) fmt::print(" {} hosts |", size);
+    fmt::print("\n|---|");
+    for (std::size_t i = 0; i < sizes.size(); ++i) fmt::print("---|");
+    for (const Call& call : calls_) {
+      fmt::print("\n| {} |", call.name);
+      for (const int size : sizes) {
+        const auto found = std::ranges::find(call.results, size, &Call::Result::hosts);
+        if (found == call.results.end()) {
+          fmt::print(" |");
+          continue;
+        }
+        const auto grows = exponent(call, static_cast<std::size_t>(found - call.results.begin()), figure);
+        fmt::print(" {} / {}{} |", found->measured ? text_of((*found->measured)[figure]) : "-", text_of(found->formula[figure]),
+                   grows ? fmt::format(" / {:.2f}", *grows) : "");
+      }
+    }
+    fmt::print("\n");
+  }
+}
+
+bool Table::is_within_bounds() const {
+  bool is_well = true;
+  for (const Call& call : calls_)
+    for (std::size_t figure = 0; figure < figure_count; ++figure)
+      for (std::size_t i = 1; i < call.results.size(); ++i) {
+        const double grows = *exponent(call, i, figure);
+        // The exponent is not a number if nothing was counted.
+        if (grows <= call.bounds[figure]) continue;
+        is_well = false;
+        fmt::print(stderr, "{}: {}: grows with exponent {:.2f} from {} to {} hosts, at most {} is expected\n", call.name,
+                   titles[figure], grows, call.results[i - 1].hosts, call.results[i].hosts, call.bounds[figure]);
+      }
+  return is_well;
+}
+
+/// Returns `members` ranks that are spread over all ranks, rank 0 first.
+std::vector<int> spread_list(int members, int size) {
+  std::vector<int> list;
+  for (std::int64_t i = 0; i < members; ++i) list.push_back(static_cast<int>(i * size / members));
+  return list;
+}
+
+/// The rendezvous is measured only in heap, because its messages depend on the transport. Over TCP, rank 0 tells every
+/// rank 24 bytes about each rank. Then all ranks exchange cards of 512 bytes and a status.
+void measure_rendezvous(int size, Table& table) {
+  constexpr double address = 24;
+  constexpr double card = 512 + 1;
+  Formula formula(size);
+  for (int rank = 1; rank < size; ++rank) formula.send(rank, 0, 2, address * (1 + size));
+  formula.each_edge(4, 0).all_gather(card);
+  Figures figures = formula.figures(1600.0 * size, 1600.0 * size);
+  // all_gather() has counted messages and heads of a round.
+  figures[messages] -= 2 * formula.edges() / size;
+  figures[bytes] -= 2 * head * formula.edges() / size;
+  figures[messages0] -= 2 * formula.children();
+  figures[bytes0] -= 2 * head * formula.children();
+  table.add("rendezvous (formula)", bounds_of({bytes, heap, messages0, bytes0, sockets0, heap0}, quadratic), {size, std::nullopt, figures});
+}
+
+void measure(int size, Table& table) {
+  // In larger groups the tables of all ranks together do not fit into one process.
+  constexpr int most = 4096;
   SimulatedHosts hosts(size);
-  HeapByRank heap(hosts);
+  HeapByRank heaps(hosts.fibers(), size);
+  const std::vector<int> eight = spread_list(8, size);
+  const std::vector<int> all = spread_list(size, size);
   std::vector<std::shared_ptr<Group>> kept(static_cast<std::size_t>(size));
-  const auto row = [&](const char* name, int most, const SimulatedHosts::Body& body) {
-    if (size > most) return;
+  const auto own = [&](const Group& group) -> std::shared_ptr<Group>& { return kept[static_cast<std::size_t>(group.rank())]; };
+  const double n = size;
+  const auto add = [&](const char* name, const Figures& bounds, const Figures& formula) {
+    table.add(name, bounds, {size, figures_of(hosts.network(), heaps), formula});
+  };
+  const auto begin = [&] {
     hosts.network().reset_counts();
-    heap.reset();
-    const std::clock_t begin = std::clock();
+    heaps.reset();
+  };
+  const auto run = [&](const SimulatedHosts::Body& body) {
+    begin();
     hosts.run(body);
-    const Figures f = figures_of(hosts, heap);
-    fmt::print("{:12} {:6}  {:8.2f} {:10.0f} {:8.2f} {:10.0f}   {:8.0f} {:10.0f} {:6.0f} {:10.0f}  {:6.0f}  {:.2f} s\n", name, size, f.messages, f.bytes, f.peers, f.heap, f.messages0,
-               f.bytes0, f.peers0, f.heap0, f.most_messages, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
-    std::fflush(stdout);
   };
   const auto gather = [&](const std::vector<int>& list) {
-    return [list](HostsGroup& group) {
+    run([&](HostsGroup& group) {
       const muster::Config config = muster::Config::object({{"rank", group.rank()}});
       (void)muster::get_configs_parallel(&config, list, group);
-    };
+    });
   };
-  const std::vector<int> eight = list_of(8, size);
-  row("warm-up", 40000, [](HostsGroup& group) { group.barrier(); });
-  row("barrier", 40000, [](HostsGroup& group) { group.barrier(); });
-  row("all_gather", 4096, [](HostsGroup& group) {
+  // The first calls of a group make memory that it keeps.
+  run([](HostsGroup& group) { group.barrier(); });
+
+  run([](HostsGroup& group) { group.barrier(); });
+  add("barrier", bounds_of({heap0}), Formula(size).constant_round(0, 0).figures(310, 1000 + 7.4 * n));
+  gather(eight);
+  add("gather of 8", bounds_of({heap}), Formula(size).agreement(eight, 0).members(eight, 1, 67).figures(990 + n / 8, 18e3));
+  if (size > most) return;
+
+  run([](HostsGroup& group) {
     std::array<std::byte, 64> mine{};
-    std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(group.size()));
-    group.all_gather(mine, all);
+    std::vector<std::byte> records(mine.size() * static_cast<std::size_t>(group.size()));
+    group.all_gather(mine, records);
   });
-  row("gather of 8", 40000, gather(eight));
-  row("gather of all", 4096, gather(list_of(size, size)));
-  row("merge of 8", 4096, [&](HostsGroup& group) {
-    const std::vector<float> values(16, 1);
-    const muster::Tensor tensor = muster::Tensor::copy_of(muster::TensorView(values.data(), muster::DType::f32, {16}));
+  add("all_gather of 64 bytes", bounds_of({bytes, heap, bytes0, heap0}), Formula(size).all_gather(64).figures(3 * 64 * n, 4.1 * 64 * n));
+  gather(all);
+  add("gather of all", bounds_of({heap, messages0, bytes0, sockets0, heap0}),
+      Formula(size).agreement(all, 0).members(all, 1, 67).figures(5500 + 8 * n, 2170 * n));
+  run([&](HostsGroup& group) {
+    const muster::Tensor tensor = muster::Tensor::take(std::vector<float>(16, 1));
     (void)muster::merge_tensor_parallel(tensor.view(), muster::merge::sum(), eight, group);
   });
-  for (const char* name : {"stream of 8", "next stream"})
-  row(name, 4096, [&](HostsGroup& group) {
-    int left = 2;
-    const auto source = [&]() -> std::optional<muster::Config> {
-      if (left-- == 0) return std::nullopt;
-      return muster::Config::object({{"rank", group.rank()}});
-    };
-    muster::gather_each(source, eight, group, [](muster::LayerPart&) {});
-  });
-  row("split", 4096, [&](HostsGroup& group) {
+  add("merge of 8", all_constant, Formula(size).agreement(eight, 1).status().members(eight, 3, 143).figures(1260, 16e3));
+  const auto stream = [&] {
+    run([&](HostsGroup& group) {
+      int left = 2;
+      const auto source = [&]() -> std::optional<muster::Config> {
+        if (left-- == 0) return std::nullopt;
+        return muster::Config::object({{"rank", group.rank()}});
+      };
+      muster::gather_each(source, eight, group, [](muster::LayerPart&) {});
+    });
+  };
+  const auto streamed = [&] { return Formula(size).agreement(eight, 1).status().members(eight, 7, 726); };
+  stream();
+  add("first stream of 8", bounds_of({bytes, heap, bytes0, heap0}), streamed().part().figures(2000 + 60 * n, 26e3 + 64 * n));
+  stream();
+  add("next stream of 8", bounds_of({heap, heap0}), streamed().figures(56 * n, 26e3 + 56 * n));
+  run([&](HostsGroup& group) {
     std::vector<int> half(static_cast<std::size_t>(size) / 2);
     std::iota(half.begin(), half.end(), group.rank() < size / 2 ? 0 : size / 2);
-    kept[static_cast<std::size_t>(group.rank())] = group.split(half);
+    own(group) = group.split(half);
   });
-  row("leave", 4096, [&](HostsGroup& group) { kept[static_cast<std::size_t>(group.rank())].reset(); });
-  row("duplicate", 4096, [&](HostsGroup& group) { kept[static_cast<std::size_t>(group.rank())] = group.duplicate(); });
-  row("failure", 4096, [&](HostsGroup& group) {
-    Group& copy = *kept[static_cast<std::size_t>(group.rank())];
+  add("split into halves", bounds_of({bytes, heap, bytes0, heap0}), Formula(size).status().all_gather(16).part().figures(120 * n, 4000 + 140 * n));
+  run([&](HostsGroup& group) { own(group).reset(); });
+  run([&](HostsGroup& group) { own(group) = group.duplicate(); });
+  add("duplicate", bounds_of({bytes, heap, bytes0, heap0}), Formula(size).part().figures(2600 + 52 * n, 2600 + 70 * n));
+
+  const int failing = size / 2;
+  int waiting = size;
+  run([&](HostsGroup& group) {
     try {
-      if (group.rank() == size / 2) copy.abort(muster::Error(muster::ErrorKind::io, "the disk is full"));
-      copy.barrier();
+      if (group.rank() == failing) own(group)->abort(muster::Error(muster::ErrorKind::io, "the disk is full", {.rank = failing}));
+      own(group)->barrier();
+      throw std::runtime_error("a barrier succeeded after a failure");
     } catch (const muster::Error& error) {
-      if (error.kind() != muster::ErrorKind::io) fmt::print("{}\n", error.what());
+      if (error.kind() != muster::ErrorKind::io || error.rank() != failing) throw;
     }
+    // As in a program that makes the next call.
+    for (--waiting; waiting > 0; std::this_thread::sleep_for(std::chrono::milliseconds(1))) group.context().try_pump();
   });
-  kept.clear();
+  Formula failure(size);
+  const HostTree tree{size};
+  // The hosts above the failing one do not take part in the round. They pass its notice on, and confirm it.
+  for (int host = failing; host != 0; host = tree.parent(host)) failure.send(host, tree.parent(host), 2, 2 * control - head).send(host, tree.parent(host), -1, 0);
+  // The decision is sent once over each edge, and once to the host that would decide next. All of them confirm it.
+  failure.each_edge(1, head).each_edge(2, control).send(0, 1, 2, 2 * control);
+  for (int host = failing; host != 0; host = tree.parent(host)) failure.send(host, tree.parent(host), 0, 0);
+  add("one failure", bounds_of({heap, heap0}), failure.figures(50 * n, 25e3 + 50 * n));
+  run([&](HostsGroup& group) { own(group).reset(); });
+  begin();
+  hosts.end();
+  Formula end(size);
+  for (int rank = 1; rank < size; ++rank) end.send(rank, 0, 1, control);
+  add("end of the job", bounds_of({messages0, bytes0, sockets0, heap0}), end.each_edge(2, control).figures(2300, 2300));
 }
 
 }  // namespace
@@ -156,10 +428,16 @@ int main(int argc, char** argv) try {
   bool checks = false;
   std::vector<int> sizes{8, 64, 512};
   bench::Options options("how the costs of calls grow with the number of hosts");
-  options.add("--check", checks, "fail if a cost grows faster than documented");
-  options.add("hosts", sizes, "numbers of hosts (8, 64, 512)");
+  options.add("--check", checks, "fail if a figure grows faster than documented");
+  options.add("hosts", sizes, "numbers of hosts (8 64 512)");
   options.parse(argc, argv);
-  for (const int size : sizes) measure(size);
+  Table table;
+  for (const int size : sizes) {
+    measure_rendezvous(size, table);
+    measure(size, table);
+  }
+  table.print();
+  return checks && !table.is_within_bounds() ? 1 : 0;
 } catch (const std::exception& error) {
   fmt::print(stderr, "scale: {}\n", error.what());
   return 1;
