@@ -9,7 +9,6 @@
 
 #include <array>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <functional>
@@ -18,6 +17,7 @@
 
 #include "bench/counted_heap.hpp"
 #include "bench/harness/measure.hpp"
+#include "bench/harness/options.hpp"
 #include "src/multihost/group.hpp"
 
 namespace {
@@ -148,14 +148,11 @@ std::uint64_t measure(int size) {
 
 int main(int argc, char** argv) try {
   bool checks = false;
-  std::vector<int> sizes;
-  for (int i = 1; i < argc; ++i) {
-    if (std::string_view(argv[i]) == "--check")
-      checks = true;
-    else
-      sizes.push_back(std::atoi(argv[i]));
-  }
-  if (sizes.empty()) sizes = {64, 512, 4096};
+  std::vector<int> sizes{64, 512, 4096};
+  bench::Options options("the tables of ranks of a group of several hosts");
+  options.add("--check", checks, "fail if a duplicate takes more memory than a status per rank");
+  options.add("ranks", sizes, "numbers of ranks (64 512 4096)");
+  options.parse(argc, argv);
   for (const int size : sizes) {
     constexpr std::uint64_t most_constant = 8192;
     constexpr std::uint64_t status_bytes = 4;

@@ -19,12 +19,11 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <numeric>
-#include <string_view>
 #include <vector>
 
+#include "bench/harness/options.hpp"
 #include "muster/gather.hpp"
 #include "tests/support/imitated_hosts.hpp"
 
@@ -168,14 +167,11 @@ int main(int argc, char** argv) try {
     return skipped;
   }
   bool checks = false;
-  std::vector<int> hosts;
-  for (int i = 1; i < argc; ++i) {
-    if (std::string_view(argv[i]) == "--check")
-      checks = true;
-    else
-      hosts.push_back(std::atoi(argv[i]));
-  }
-  if (hosts.empty()) hosts = {8, 16, 32};
+  std::vector<int> hosts{8, 16, 32};
+  bench::Options options("messages and bytes that ranks send over TCP in one gather");
+  options.add("--check", checks, "fail if the bytes per rank grow faster than documented");
+  options.add("hosts", hosts, "numbers of hosts (8 16 32)");
+  options.parse(argc, argv);
   std::vector<std::vector<Figures>> all;
   for (const int count : hosts) all.push_back(measure(count));
   if (!checks) return 0;

@@ -41,17 +41,16 @@ using muster::test::Traffic;
 /// Sockets are the ranks with which a rank exchanges a message: over TCP it has one or two connections to each.
 enum Figure : std::size_t { messages, bytes, sockets, heap, messages0, bytes0, sockets0, heap0, figure_count };
 constexpr std::array<const char*, figure_count> titles = {
-    "Messages that a rank sends",          "Bytes that a rank sends",          "Sockets of a rank",
-    "Heap of a rank",                      "Messages of rank 0",               "Bytes of rank 0",
-    "Sockets of rank 0",                   "Heap of rank 0"};
+    "Messages that a rank sends", "Bytes that a rank sends", "Sockets of a rank", "Heap of a rank",
+    "Messages of rank 0",         "Bytes of rank 0",         "Sockets of rank 0", "Heap of rank 0"};
 using Figures = std::array<double, figure_count>;
 
 // The formulas. The constants are sizes of messages in bytes.
-constexpr double head = 12;             // of each message of a round
-constexpr double facts = 12;            // of a gather: flags and a count
-constexpr double record = 132;          // of one rank in round 1
-constexpr double list_answer = 152;     // for a host with members of a list
-constexpr double control = 2048;        // a control message
+constexpr double head = 12;          // of each message of a round
+constexpr double facts = 12;         // of a gather: flags and a count
+constexpr double record = 132;       // of one rank in round 1
+constexpr double list_answer = 152;  // for a host with members of a list
+constexpr double control = 2048;     // a control message
 
 /// The figures of a call as sums over all ranks, and of rank 0.
 class Formula {
@@ -62,23 +61,21 @@ class Formula {
     for (int host = 1; host < hosts; ++host) link(host, tree_.parent(host));
   }
 
-  [[nodiscard]] double edges() const { return hosts_ - 1; }
-  [[nodiscard]] double children() const { return std::min(hosts_ - 1, HostTree::most_children); }
-  [[nodiscard]] int depth(int host) const { return tree_.depth(host); }
   /// A round: `up(host)` and `down(host)` are the bytes of the message from a host and to it.
   template <class Up, class Down>
-  Formula& round(const Up& up, const Down& down) {
+  Formula& round(const Up& up, const Down& down, double before = head) {
     for (int host = 1; host < hosts_; ++host) {
-      send(host, tree_.parent(host), 1, head + up(host));
-      send(tree_.parent(host), host, 1, head + down(host));
+      send(host, tree_.parent(host), 1, before + up(host));
+      send(tree_.parent(host), host, 1, before + down(host));
     }
     return *this;
   }
   Formula& constant_round(double up, double down) {
     return round([=](int) { return up; }, [=](int) { return down; });
   }
-  Formula& all_gather(double each) {
-    return round([this, each](int host) { return each * below(host); }, [this, each](int) { return each * hosts_; });
+  Formula& all_gather(double each, double before = head) {
+    return round([this, each](int host) { return each * below(host); }, [=, this](int) { return each * hosts_; },
+                 before);
   }
   /// Round 1 of a gather. `records_down` is 1 if all members need all records.
   Formula& agreement(const std::vector<int>& list, double records_down) {
@@ -95,7 +92,7 @@ class Formula {
   }
   Formula& status() { return constant_round(1, 1); }
   /// Messages between rank 0 and the other members of a list.
-  Formula& members(const std::vector<int>& list, double count, double all_bytes) {
+  Formula& to_root(const std::vector<int>& list, double count, double all_bytes) {
     for (const int member : list)
       if (member != 0) send(member, 0, count, all_bytes);
     return *this;
@@ -197,11 +194,11 @@ Figures figures_of(const muster::test::SimulatedNetwork& network, const HeapByRa
   return figures;
 }
 
-// How a figure grows at most with the number of hosts. Logarithms have an exponent too, because the numbers are finite.
+// How a figure grows at most with the number of hosts. A constant has an exponent too: of 8 hosts only one has hosts
+// below it, and of 64 hosts eight have.
 constexpr double constant = 0.4;
 constexpr double linear = 1.1;
 constexpr double quadratic = 2.05;
-constexpr Figures all_constant = {constant, constant, constant, constant, constant, constant, constant, constant};
 
 /// One call, measured for several numbers of hosts.
 struct Call {
@@ -209,22 +206,24 @@ struct Call {
   Figures bounds{};
   struct Result {
     int hosts = 0;
-    std::optional<Figures> measured;  // not if there is only a formula
+    Figures measured{};  // not a number where only the formula is known
     Figures formula{};
   };
   std::vector<Result> results = {};
 };
 
-Figures bounds_of(std::initializer_list<Figure> growing, double bound = linear) {
-  Figures bounds = all_constant;
-  for (const Figure figure : growing) bounds[figure] = bound;
+Figures bounds_of(std::initializer_list<Figure> growing) {
+  Figures bounds;
+  bounds.fill(constant);
+  for (const Figure figure : growing) bounds[figure] = linear;
   return bounds;
 }
 
 class Table {
  public:
   void add(const char* name, const Figures& bounds, Call::Result result) {
-    auto found = std::ranges::find(calls_, std::string_view(name), [](const Call& call) { return std::string_view(call.name); });
+    auto found =
+        std::ranges::find(calls_, std::string_view(name), [](const Call& call) { return std::string_view(call.name); });
     if (found == calls_.end()) found = calls_.insert(calls_.end(), {.name = name, .bounds = bounds});
     found->results.push_back(std::move(result));
   }
@@ -241,12 +240,15 @@ std::optional<double> exponent(const Call& call, std::size_t result, std::size_t
   if (result == 0) return std::nullopt;
   const Call::Result& last = call.results[result];
   const Call::Result& before = call.results[result - 1];
-  const auto value = [&](const Call::Result& of) { return (of.measured ? *of.measured : of.formula)[figure]; };
+  const auto value = [&](const Call::Result& of) {
+    return std::isnan(of.measured[figure]) ? of.formula[figure] : of.measured[figure];
+  };
   return std::log(value(last) / value(before)) / std::log(static_cast<double>(last.hosts) / before.hosts);
 }
 
-/// Three digits: 2.94, 820K.
+/// Returns three digits: 2.94, 820K.
 std::string text_of(double value) {
+  if (std::isnan(value)) return "-";
   if (value < 100) return fmt::format("{:.3g}", value);
   if (value < 10'000) return fmt::format("{:.0f}", value);
   constexpr std::array units = {"K", "M", "G"};
@@ -273,7 +275,7 @@ void Table::print() const {
           continue;
         }
         const auto grows = exponent(call, static_cast<std::size_t>(found - call.results.begin()), figure);
-        fmt::print(" {} / {}{} |", found->measured ? text_of((*found->measured)[figure]) : "-", text_of(found->formula[figure]),
+        fmt::print(" {} / {}{} |", text_of(found->measured[figure]), text_of(found->formula[figure]),
                    grows ? fmt::format(" / {:.2f}", *grows) : "");
       }
     }
@@ -290,8 +292,9 @@ bool Table::is_within_bounds() const {
         // The exponent is not a number if nothing was counted.
         if (grows <= call.bounds[figure]) continue;
         is_well = false;
-        fmt::print(stderr, "{}: {}: grows with exponent {:.2f} from {} to {} hosts, at most {} is expected\n", call.name,
-                   titles[figure], grows, call.results[i - 1].hosts, call.results[i].hosts, call.bounds[figure]);
+        fmt::print(stderr, "{}: {}: grows with exponent {:.2f} from {} to {} hosts, at most {} is expected\n",
+                   call.name, titles[figure], grows, call.results[i - 1].hosts, call.results[i].hosts,
+                   call.bounds[figure]);
       }
   return is_well;
 }
@@ -303,21 +306,28 @@ std::vector<int> spread_list(int members, int size) {
   return list;
 }
 
-/// The rendezvous is measured only in heap, because its messages depend on the transport. Over TCP, rank 0 tells every
-/// rank 24 bytes about each rank. Then all ranks exchange cards of 512 bytes and a status.
+/// The messages of a rendezvous depend on the transport, so only the heap is measured. Over TCP, every rank tells rank
+/// 0 its address, and rank 0 tells every rank all of them. Then all ranks exchange cards and a status through the tree.
 void measure_rendezvous(int size, Table& table) {
   constexpr double address = 24;
-  constexpr double card = 512 + 1;
+  constexpr double card = sizeof(muster::multihost::RankMetadata);
   Formula formula(size);
   for (int rank = 1; rank < size; ++rank) formula.send(rank, 0, 2, address * (1 + size));
-  formula.each_edge(4, 0).all_gather(card);
-  Figures figures = formula.figures(1600.0 * size, 1600.0 * size);
-  // all_gather() has counted messages and heads of a round.
-  figures[messages] -= 2 * formula.edges() / size;
-  figures[bytes] -= 2 * head * formula.edges() / size;
-  figures[messages0] -= 2 * formula.children();
-  figures[bytes0] -= 2 * head * formula.children();
-  table.add("rendezvous (formula)", bounds_of({bytes, heap, messages0, bytes0, sockets0, heap0}, quadratic), {size, std::nullopt, figures});
+  formula.all_gather(card, 0).all_gather(1, 0);
+  Figures measured;
+  measured.fill(std::nan(""));
+  // Each rank has the cards of all ranks.
+  if (size <= 512) {
+    muster::test::Fibers fibers(size);
+    const auto network = std::make_shared<muster::test::SimulatedNetwork>(size, [&](int rank) { fibers.wake(rank); });
+    const HeapByRank heaps(fibers, size);
+    fibers.run([&](int rank) { (void)muster::multihost::meet(*network->transport(rank), std::chrono::seconds(60)); });
+    const Figures all = figures_of(*network, heaps);
+    for (const Figure figure : {heap, heap0}) measured[figure] = all[figure];
+  }
+  Figures bounds = bounds_of({bytes, heap, messages0, sockets0, heap0});
+  bounds[bytes0] = quadratic;
+  table.add("rendezvous", bounds, {size, measured, formula.figures(1, 1)});
 }
 
 void measure(int size, Table& table) {
@@ -328,7 +338,9 @@ void measure(int size, Table& table) {
   const std::vector<int> eight = spread_list(8, size);
   const std::vector<int> all = spread_list(size, size);
   std::vector<std::shared_ptr<Group>> kept(static_cast<std::size_t>(size));
-  const auto own = [&](const Group& group) -> std::shared_ptr<Group>& { return kept[static_cast<std::size_t>(group.rank())]; };
+  const auto own = [&](const Group& group) -> std::shared_ptr<Group>& {
+    return kept[static_cast<std::size_t>(group.rank())];
+  };
   const double n = size;
   const auto add = [&](const char* name, const Figures& bounds, const Figures& formula) {
     table.add(name, bounds, {size, figures_of(hosts.network(), heaps), formula});
@@ -353,7 +365,8 @@ void measure(int size, Table& table) {
   run([](HostsGroup& group) { group.barrier(); });
   add("barrier", bounds_of({heap0}), Formula(size).constant_round(0, 0).figures(310, 1000 + 7.4 * n));
   gather(eight);
-  add("gather of 8", bounds_of({heap}), Formula(size).agreement(eight, 0).members(eight, 1, 67).figures(990 + n / 8, 18e3));
+  add("gather of 8", bounds_of({heap}),
+      Formula(size).agreement(eight, 0).to_root(eight, 1, 67).figures(990 + n / 8, 18e3));
   if (size > most) return;
 
   run([](HostsGroup& group) {
@@ -361,15 +374,17 @@ void measure(int size, Table& table) {
     std::vector<std::byte> records(mine.size() * static_cast<std::size_t>(group.size()));
     group.all_gather(mine, records);
   });
-  add("all_gather of 64 bytes", bounds_of({bytes, heap, bytes0, heap0}), Formula(size).all_gather(64).figures(3 * 64 * n, 4.1 * 64 * n));
+  add("all_gather of 64 bytes", bounds_of({bytes, heap, bytes0, heap0}),
+      Formula(size).all_gather(64).figures(3 * 64 * n, 4.1 * 64 * n));
   gather(all);
   add("gather of all", bounds_of({heap, messages0, bytes0, sockets0, heap0}),
-      Formula(size).agreement(all, 0).members(all, 1, 67).figures(5500 + 8 * n, 2170 * n));
+      Formula(size).agreement(all, 0).to_root(all, 1, 67).figures(5500 + 8 * n, 2170 * n));
   run([&](HostsGroup& group) {
     const muster::Tensor tensor = muster::Tensor::take(std::vector<float>(16, 1));
     (void)muster::merge_tensor_parallel(tensor.view(), muster::merge::sum(), eight, group);
   });
-  add("merge of 8", all_constant, Formula(size).agreement(eight, 1).status().members(eight, 3, 143).figures(1260, 16e3));
+  add("merge of 8", bounds_of({}),
+      Formula(size).agreement(eight, 1).status().to_root(eight, 3, 143).figures(1260, 16e3));
   const auto stream = [&] {
     run([&](HostsGroup& group) {
       int left = 2;
@@ -380,9 +395,10 @@ void measure(int size, Table& table) {
       muster::gather_each(source, eight, group, [](muster::LayerPart&) {});
     });
   };
-  const auto streamed = [&] { return Formula(size).agreement(eight, 1).status().members(eight, 7, 726); };
+  const auto streamed = [&] { return Formula(size).agreement(eight, 1).status().to_root(eight, 7, 726); };
   stream();
-  add("first stream of 8", bounds_of({bytes, heap, bytes0, heap0}), streamed().part().figures(2000 + 60 * n, 26e3 + 64 * n));
+  add("first stream of 8", bounds_of({bytes, heap, bytes0, heap0}),
+      streamed().part().figures(2000 + 60 * n, 26e3 + 64 * n));
   stream();
   add("next stream of 8", bounds_of({heap, heap0}), streamed().figures(56 * n, 26e3 + 56 * n));
   run([&](HostsGroup& group) {
@@ -390,7 +406,8 @@ void measure(int size, Table& table) {
     std::iota(half.begin(), half.end(), group.rank() < size / 2 ? 0 : size / 2);
     own(group) = group.split(half);
   });
-  add("split into halves", bounds_of({bytes, heap, bytes0, heap0}), Formula(size).status().all_gather(16).part().figures(120 * n, 4000 + 140 * n));
+  add("split into halves", bounds_of({bytes, heap, bytes0, heap0}),
+      Formula(size).status().all_gather(16).part().figures(120 * n, 4000 + 140 * n));
   run([&](HostsGroup& group) { own(group).reset(); });
   run([&](HostsGroup& group) { own(group) = group.duplicate(); });
   add("duplicate", bounds_of({bytes, heap, bytes0, heap0}), Formula(size).part().figures(2600 + 52 * n, 2600 + 70 * n));
@@ -398,7 +415,8 @@ void measure(int size, Table& table) {
   const muster::test::TemporaryDirectory work(muster::test::Medium::memory);
   // Each rank has a tensor and writes it, so that no bytes of tensors are sent.
   run([&](HostsGroup& group) {
-    const muster::TensorPart part{.name = fmt::format("layers.{}.weight", group.rank()), .tensor = muster::Tensor::take(std::vector<float>(16, 1))};
+    const muster::TensorPart part{.name = fmt::format("layers.{}.weight", group.rank()),
+                                  .tensor = muster::Tensor::take(std::vector<float>(16, 1))};
     (void)muster::export_model(std::span(&part, 1), work / "out", "", group, {.writers = muster::Writers::all});
   });
   add("export of all", bounds_of({bytes, heap, messages0, bytes0, sockets0, heap0}), Formula(size).figures(1, 1));
@@ -407,7 +425,8 @@ void measure(int size, Table& table) {
   int waiting = size;
   run([&](HostsGroup& group) {
     try {
-      if (group.rank() == failing) own(group)->abort(muster::Error(muster::ErrorKind::io, "the disk is full", {.rank = failing}));
+      if (group.rank() == failing)
+        own(group)->abort(muster::Error(muster::ErrorKind::io, "the disk is full", {.rank = failing}));
       own(group)->barrier();
       throw std::runtime_error("a barrier succeeded after a failure");
     } catch (const muster::Error& error) {
@@ -418,11 +437,17 @@ void measure(int size, Table& table) {
   });
   Formula failure(size);
   const HostTree tree{size};
-  // The hosts above the failing one do not take part in the round. They pass its notice on, and confirm it.
-  for (int host = failing; host != 0; host = tree.parent(host)) failure.send(host, tree.parent(host), 2, 2 * control - head).send(host, tree.parent(host), -1, 0);
-  // The decision is sent once over each edge, and once to the host that would decide next. All of them confirm it.
-  failure.each_edge(1, head).each_edge(2, control).send(0, 1, 2, 2 * control);
-  for (int host = failing; host != 0; host = tree.parent(host)) failure.send(host, tree.parent(host), 0, 0);
+  std::set<int> above;
+  for (int host = failing; host != 0; host = tree.parent(host)) above.insert(host);
+  for (int host = 1; host < size; ++host) {
+    // The notice goes up from the failing rank and is confirmed. The other hosts have begun the round.
+    if (above.contains(host))
+      failure.send(host, tree.parent(host), 2, 2 * control);
+    else
+      failure.send(host, tree.parent(host), 1, head);
+  }
+  // The decision and its confirmation. Host 1 gets it twice: it would decide next.
+  failure.each_edge(2, control).send(0, 1, 2, 2 * control);
   add("one failure", bounds_of({heap, heap0}), failure.figures(50 * n, 25e3 + 50 * n));
   run([&](HostsGroup& group) { own(group).reset(); });
   begin();

@@ -26,8 +26,9 @@ class Fibers {
   ~Fibers();
   Fibers& operator=(Fibers&&) = delete;
 
-  /// Runs body(fiber) in all fibers until they have returned. Ends the process with a message if an error leaves a body,
-  /// or if a fiber does not return within two minutes of simulated time: the stacks of the others cannot be unwound.
+  /// Runs body(fiber) in all fibers until they have returned. Ends the process with a message if an error leaves a
+  /// body, or if a fiber does not return within two minutes of simulated time: the stacks of the others cannot be
+  /// unwound.
   void run(const std::function<void(int fiber)>& body);
   /// Ends the current sleep of a fiber.
   void wake(int fiber);

@@ -63,9 +63,7 @@ class SimulatedNetwork::ReceiveOperation final : public multihost::TransferOpera
   [[nodiscard]] bool borrows() const noexcept override { return false; }
 
  private:
-  bool drop() noexcept {
-    return !receive_.is_over && std::erase(network_->end(rank_).receives, &receive_) != 0;
-  }
+  bool drop() noexcept { return !receive_.is_over && std::erase(network_->end(rank_).receives, &receive_) != 0; }
 
   std::shared_ptr<SimulatedNetwork> network_;
   int rank_;
@@ -139,12 +137,14 @@ class SimulatedTransport final : public multihost::Transport {
   std::unique_ptr<multihost::ArrivedMessage> find_any() override {
     return take_first([](const auto& message) { return message.tag >= multihost::first_tag; });
   }
-  PendingTransfer barrier() override {
-    return PendingTransfer(std::make_shared<SimulatedNetwork::Barrier>(*network_));
-  }
+  PendingTransfer barrier() override { return PendingTransfer(std::make_shared<SimulatedNetwork::Barrier>(*network_)); }
   std::vector<std::byte> tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) override {
     network_->telling_.resize(mine.size() * static_cast<std::size_t>(size()));
-    std::ranges::copy(mine, network_->telling_.begin() + static_cast<std::ptrdiff_t>(mine.size()) * rank());
+    std::byte* const place = network_->telling_.data() + mine.size() * static_cast<std::size_t>(rank());
+    std::ranges::copy(mine, place);
+    // The card of a rank (meet()): all ranks of this process would be found to be on one host.
+    if (mine.size() == sizeof(multihost::RankMetadata))
+      reinterpret_cast<multihost::RankMetadata*>(place)->has_obstacle = 1;
     barrier().wait(timeout, "the simulated ranks did not meet in time");
     return network_->told_;
   }
@@ -219,7 +219,9 @@ SimulatedHosts::SimulatedHosts(int hosts)
   members.ranks = group::RankTable::make(std::move(infos));
   members.hosts = hosts_;
   fibers_.enters = [this](int rank) { switch_to(rank); };
-  fibers_.leaves = [this](int rank) { group::RankProgress::exchange_groups(ranks_[static_cast<std::size_t>(rank)].groups); };
+  fibers_.leaves = [this](int rank) {
+    group::RankProgress::exchange_groups(ranks_[static_cast<std::size_t>(rank)].groups);
+  };
   fibers_.run([&](int rank) {
     constexpr std::chrono::seconds timeout(60);
     Rank& own = ranks_[static_cast<std::size_t>(rank)];
