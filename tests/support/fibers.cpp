@@ -77,23 +77,28 @@ void Fibers::enter_fiber() {
   ::swapcontext(&own.context, &self.scheduler_);
 }
 
+void Fibers::start(int fiber) {
+  Fiber& own = fibers_[static_cast<std::size_t>(fiber)];
+  std::memcpy(stack_of(fiber), &canary, sizeof canary);
+  ::getcontext(&own.context);
+  own.context.uc_stack.ss_sp = stack_of(fiber) + sizeof canary;
+  own.context.uc_stack.ss_size = stack_bytes - sizeof canary;
+  own.context.uc_link = nullptr;
+  ::makecontext(&own.context, &Fibers::enter_fiber, 0);
+  own.caught = nullptr;
+  own.uncaught = 0;
+  own.is_asleep = false;
+  ready_.push_back(fiber);
+}
+
+std::byte* Fibers::stack_of(int fiber) const noexcept {
+  return stacks_ + static_cast<std::size_t>(fiber) * stack_bytes;
+}
+
 void Fibers::run(const std::function<void(int)>& body) {
   body_ = &body;
   open_ = static_cast<int>(fibers_.size());
-  for (std::size_t i = 0; i < fibers_.size(); ++i) {
-    Fiber& fiber = fibers_[i];
-    std::byte* const stack = stacks_ + i * stack_bytes;
-    std::memcpy(stack, &canary, sizeof canary);
-    ::getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = stack + sizeof canary;
-    fiber.context.uc_stack.ss_size = stack_bytes - sizeof canary;
-    fiber.context.uc_link = nullptr;
-    ::makecontext(&fiber.context, &Fibers::enter_fiber, 0);
-    fiber.caught = nullptr;
-    fiber.uncaught = 0;
-    fiber.is_asleep = false;
-    ready_.push_back(static_cast<int>(i));
-  }
+  for (int fiber = 0; fiber < open_; ++fiber) start(fiber);
   Fibers* const outer = std::exchange(fibers_here, this);
   const std::uint64_t longest = now_ + 120 * second;
   while (open_ != 0) {
@@ -122,7 +127,7 @@ void Fibers::turn(int fiber) {
   next.caught = own.caught;
   next.uncaught = own.uncaught;
   std::uint64_t seen = 0;
-  std::memcpy(&seen, stacks_ + static_cast<std::size_t>(fiber) * stack_bytes, sizeof seen);
+  std::memcpy(&seen, stack_of(fiber), sizeof seen);
   if (seen != canary) end_process("the stack of fiber {} has overflowed", fiber);
 }
 

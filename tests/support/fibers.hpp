@@ -57,6 +57,8 @@ class Fibers {
     friend bool operator>(const Alarm& a, const Alarm& b) { return a.time > b.time; }
   };
   static void enter_fiber();
+  void start(int fiber);
+  [[nodiscard]] std::byte* stack_of(int fiber) const noexcept;
   void turn(int fiber);
   void advance_time();
 

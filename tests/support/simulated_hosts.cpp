@@ -19,7 +19,7 @@ using multihost::PendingTransfer;
 struct SimulatedNetwork::Receive {
   int from = any_rank;
   int tag = 0;
-  std::span<std::byte> place;
+  std::span<std::byte> place = {};
   bool is_over = false;
 
   [[nodiscard]] bool matches(const Message& message) const noexcept {
