@@ -12,7 +12,6 @@
 #include <array>
 #include <cmath>
 #include <functional>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -26,6 +25,7 @@
 #include "muster/gather_each.hpp"
 #include "muster/live_export.hpp"
 #include "muster/merge_gather.hpp"
+#include "src/multihost/stream_protocol.hpp"
 #include "tests/support/simulated_hosts.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -50,7 +50,8 @@ constexpr double head = 12;          // of each message of a round
 constexpr double facts = 12;         // of a gather: flags and a count
 constexpr double record = 132;       // of one rank in round 1
 constexpr double list_answer = 152;  // for a host with members of a list
-constexpr double control = 2048;     // a control message
+constexpr double part_head = sizeof(muster::multihost::PartHead);
+constexpr double control = 2048;  // a control message
 
 /// The figures of a call as sums over all ranks, and of rank 0.
 class Formula {
@@ -79,16 +80,20 @@ class Formula {
   }
   /// Round 1 of a gather. `records_down` is 1 if all members need all records.
   Formula& agreement(const std::vector<int>& list, double records_down) {
-    std::vector<double> members(below_.size());
-    for (const int member : list) ++members[static_cast<std::size_t>(member)];
-    for (int host = hosts_ - 1; host > 0; --host)
-      members[static_cast<std::size_t>(tree_.parent(host))] += members[static_cast<std::size_t>(host)];
-    const double all = static_cast<double>(list.size());
-    return round([&](int host) { return facts + record * members[static_cast<std::size_t>(host)]; },
-                 [&](int host) {
-                   const bool has_members = members[static_cast<std::size_t>(host)] != 0;
-                   return facts + 4 + (has_members ? list_answer + records_down * record * all : 0);
-                 });
+    const std::vector<double> members = members_below(list);
+    const auto of = [&](int host) { return members[static_cast<std::size_t>(host)]; };
+    const double answer = list_answer + records_down * record * static_cast<double>(list.size());
+    return round([&](int host) { return facts + record * of(host); },
+                 [&](int host) { return facts + 4 + (of(host) != 0 ? answer : 0); });
+  }
+  /// The round of a split in which members report their lists.
+  Formula& reports(const std::vector<std::vector<int>>& lists) {
+    std::vector<double> open(below_.size());
+    for (const std::vector<int>& list : lists) {
+      const std::vector<double> members = members_below(list);
+      for (std::size_t host = 0; host < open.size(); ++host) open[host] += members[host] != 0 ? 1 : 0;
+    }
+    return round([&](int host) { return 16 * open[static_cast<std::size_t>(host)]; }, [](int) { return 1; });
   }
   Formula& status() { return constant_round(1, 1); }
   /// Messages between rank 0 and the other members of a list.
@@ -97,7 +102,8 @@ class Formula {
       if (member != 0) send(member, 0, count, all_bytes);
     return *this;
   }
-  Formula& part() { return all_gather(16).all_gather(4).all_gather(4).status().status(); }
+  /// A new group: statuses, and a round about its number and nonce.
+  Formula& part() { return status().status().constant_round(20, 20).status().status(); }
   Formula& send(int from, int to, double count, double all_bytes) {
     figures_[messages] += count;
     figures_[bytes] += all_bytes;
@@ -125,6 +131,14 @@ class Formula {
   }
 
  private:
+  /// Returns the members of a list in the subtree of each host.
+  [[nodiscard]] std::vector<double> members_below(const std::vector<int>& list) const {
+    std::vector<double> members(below_.size());
+    for (const int member : list) ++members[static_cast<std::size_t>(member)];
+    for (int host = hosts_ - 1; host > 0; --host)
+      members[static_cast<std::size_t>(tree_.parent(host))] += members[static_cast<std::size_t>(host)];
+    return members;
+  }
   double& below(int host) { return below_[static_cast<std::size_t>(host)]; }
   void link(int a, int b) {
     links_[static_cast<std::size_t>(a)].insert(b);
@@ -263,7 +277,9 @@ void Table::print() const {
     for (const Call::Result& result : call.results) sizes.insert(result.hosts);
   for (std::size_t figure = 0; figure < figure_count; ++figure) {
     fmt::print("\n| {} |", titles[figure]);
-    for (const int size : sizes) fmt::print(" {} hosts |", size);
+    for (const int size : sizes)
+      fmt::print(" {} hosts |",
+                 size < 1000 ? fmt::format("{}", size) : fmt::format("{},{:03}", size / 1000, size % 1000));
     fmt::print("\n|---|");
     for (std::size_t i = 0; i < sizes.size(); ++i) fmt::print("---|");
     for (const Call& call : calls_) {
@@ -330,89 +346,106 @@ void measure_rendezvous(int size, Table& table) {
   table.add("rendezvous", bounds, {size, measured, formula.figures(1250.0 * size, 1750.0 * size)});
 }
 
-void measure(int size, Table& table) {
-  // In larger groups the tables of all ranks together do not fit into one process.
-  constexpr int most = 4096;
-  SimulatedHosts hosts(size);
-  HeapByRank heaps(hosts.fibers(), size);
-  const std::vector<int> eight = spread_list(8, size);
-  const std::vector<int> all = spread_list(size, size);
-  std::vector<std::shared_ptr<Group>> kept(static_cast<std::size_t>(size));
-  const auto own = [&](const Group& group) -> std::shared_ptr<Group>& {
-    return kept[static_cast<std::size_t>(group.rank())];
-  };
-  const double n = size;
-  const auto add = [&](const char* name, const Figures& bounds, const Figures& formula) {
-    table.add(name, bounds, {size, figures_of(hosts.network(), heaps), formula});
-  };
-  const auto begin = [&] {
-    hosts.network().reset_counts();
-    heaps.reset();
-  };
-  const auto run = [&](const SimulatedHosts::Body& body) {
+/// The calls of one job of simulated hosts.
+class Job {
+ public:
+  Job(int size, Table& table) : size_(size), table_(table), hosts_(size), heaps_(hosts_.fibers(), size) {}
+
+  void measure() {
+    // The first calls of a group make memory that it keeps.
+    run([](HostsGroup& group) { group.barrier(); });
+    run([](HostsGroup& group) { group.barrier(); });
+    add("barrier", bounds_of({heap0}), Formula(size_).constant_round(0, 0).figures(310, 1000 + 7.4 * n_));
+    gather(eight_);
+    add("gather of 8", bounds_of({heap}),
+        Formula(size_).agreement(eight_, 0).to_root(eight_, 1, part_head + 11).figures(990 + n_ / 8, 19e3));
+    run([&](HostsGroup& group) { own(group) = group.duplicate(); });
+    add("duplicate", bounds_of({heap, heap0}), Formula(size_).part().figures(2900 + 4 * n_, 3200 + 4 * n_));
+    // In the other calls, the tables of all ranks together exceed the memory of one process.
+    if (size_ <= 4096) {
+      measure_gathers();
+      measure_streams();
+      measure_split();
+      measure_failure();
+    }
+    // The tables of an export are larger.
+    if (size_ <= 512) measure_export();
+    run([&](HostsGroup& group) { own(group).reset(); });
     begin();
-    hosts.run(body);
-  };
-  const auto gather = [&](const std::vector<int>& list) {
+    hosts_.end();
+    // The groups end, among them the companion of the streams, and then the context.
+    add("end of the job", bounds_of({heap, heap0}),
+        Formula(size_).each_edge(size_ <= 4096 ? 5 : 3, control).figures(2000, 1000));
+  }
+
+ private:
+  std::shared_ptr<Group>& own(const Group& group) { return kept_[static_cast<std::size_t>(group.rank())]; }
+  void begin() {
+    hosts_.network().reset_counts();
+    heaps_.reset();
+  }
+  void run(const SimulatedHosts::Body& body) {
+    begin();
+    hosts_.run(body);
+  }
+  void add(const char* name, const Figures& bounds, const Figures& formula) {
+    table_.add(name, bounds, {size_, figures_of(hosts_.network(), heaps_), formula});
+  }
+  void gather(const std::vector<int>& list) {
     run([&](HostsGroup& group) {
       const muster::Config config = muster::Config::object({{"rank", group.rank()}});
       (void)muster::get_configs_parallel(&config, list, group);
     });
-  };
-  // The first calls of a group make memory that it keeps.
-  run([](HostsGroup& group) { group.barrier(); });
-
-  run([](HostsGroup& group) { group.barrier(); });
-  add("barrier", bounds_of({heap0}), Formula(size).constant_round(0, 0).figures(310, 1000 + 7.4 * n));
-  gather(eight);
-  add("gather of 8", bounds_of({heap}),
-      Formula(size).agreement(eight, 0).to_root(eight, 1, 67).figures(990 + n / 8, 18e3));
-  if (size > most) return;
-
-  run([](HostsGroup& group) {
-    std::array<std::byte, 64> mine{};
-    std::vector<std::byte> records(mine.size() * static_cast<std::size_t>(group.size()));
-    group.all_gather(mine, records);
-  });
-  add("all_gather of 64 bytes", bounds_of({bytes, heap, bytes0, heap0}),
-      Formula(size).all_gather(64).figures(3 * 64 * n, 4.1 * 64 * n));
-  gather(all);
-  add("gather of all", bounds_of({heap, messages0, bytes0, sockets0, heap0}),
-      Formula(size).agreement(all, 0).to_root(all, 1, 67).figures(5500 + 8 * n, 2170 * n));
-  run([&](HostsGroup& group) {
-    const muster::Tensor tensor = muster::Tensor::take(std::vector<float>(16, 1));
-    (void)muster::merge_tensor_parallel(tensor.view(), muster::merge::sum(), eight, group);
-  });
-  add("merge of 8", bounds_of({}),
-      Formula(size).agreement(eight, 1).status().to_root(eight, 3, 143).figures(1260, 16e3));
-  const auto stream = [&] {
-    run([&](HostsGroup& group) {
-      int left = 2;
-      const auto source = [&]() -> std::optional<muster::Config> {
-        if (left-- == 0) return std::nullopt;
-        return muster::Config::object({{"rank", group.rank()}});
-      };
-      muster::gather_each(source, eight, group, [](muster::LayerPart&) {});
+  }
+  void measure_gathers() {
+    run([](HostsGroup& group) {
+      std::array<std::byte, 64> mine{};
+      std::vector<std::byte> records(mine.size() * static_cast<std::size_t>(group.size()));
+      group.all_gather(mine, records);
     });
-  };
-  const auto streamed = [&] { return Formula(size).agreement(eight, 1).status().to_root(eight, 7, 726); };
-  stream();
-  add("first stream of 8", bounds_of({bytes, heap, bytes0, heap0}),
-      streamed().part().figures(2000 + 60 * n, 26e3 + 64 * n));
-  stream();
-  add("next stream of 8", bounds_of({heap, heap0}), streamed().figures(56 * n, 26e3 + 56 * n));
-  run([&](HostsGroup& group) {
-    std::vector<int> half(static_cast<std::size_t>(size) / 2);
-    std::iota(half.begin(), half.end(), group.rank() < size / 2 ? 0 : size / 2);
-    own(group) = group.split(half);
-  });
-  add("split into halves", bounds_of({bytes, heap, bytes0, heap0}),
-      Formula(size).status().all_gather(16).part().figures(120 * n, 4000 + 140 * n));
-  run([&](HostsGroup& group) { own(group).reset(); });
-  run([&](HostsGroup& group) { own(group) = group.duplicate(); });
-  add("duplicate", bounds_of({bytes, heap, bytes0, heap0}), Formula(size).part().figures(2600 + 52 * n, 2600 + 70 * n));
-
-  if (size <= 512) {
+    add("all_gather of 64 bytes", bounds_of({bytes, heap, bytes0, heap0}),
+        Formula(size_).all_gather(64).figures(3 * 64 * n_, 4.2 * 64 * n_));
+    gather(all_);
+    add("gather of all", bounds_of({heap, messages0, bytes0, sockets0, heap0}),
+        Formula(size_).agreement(all_, 0).to_root(all_, 1, part_head + 11).figures(5500 + 48 * n_, 2300 * n_));
+    run([&](HostsGroup& group) {
+      const muster::Tensor tensor = muster::Tensor::take(std::vector<float>(16, 1));
+      (void)muster::merge_tensor_parallel(tensor.view(), muster::merge::sum(), eight_, group);
+    });
+    add("merge of 8", bounds_of({}),
+        Formula(size_).agreement(eight_, 1).status().to_root(eight_, 3, part_head + 87).figures(1260, 16.5e3));
+  }
+  void measure_streams() {
+    const auto stream = [&] {
+      run([&](HostsGroup& group) {
+        int left = 2;
+        const auto source = [&]() -> std::optional<muster::Config> {
+          if (left-- == 0) return std::nullopt;
+          return muster::Config::object({{"rank", group.rank()}});
+        };
+        muster::gather_each(source, eight_, group, [](muster::LayerPart&) {});
+      });
+    };
+    const auto formula = [&] {
+      return Formula(size_).agreement(eight_, 1).status().to_root(eight_, 7, 4 * part_head + 502);
+    };
+    stream();
+    add("first stream of 8", bounds_of({heap, heap0}), formula().part().figures(4000 + 56 * n_, 28e3 + 56 * n_));
+    stream();
+    add("next stream of 8", bounds_of({heap, heap0}), formula().figures(1000 + 56 * n_, 27e3 + 56 * n_));
+  }
+  void measure_split() {
+    std::vector<std::shared_ptr<Group>> parts(kept_.size());
+    const auto half = static_cast<std::ptrdiff_t>(all_.size()) / 2;
+    const std::vector<std::vector<int>> halves{{all_.begin(), all_.begin() + half}, {all_.begin() + half, all_.end()}};
+    run([&](HostsGroup& group) {
+      parts[static_cast<std::size_t>(group.rank())] = group.split(halves[group.rank() < half ? 0 : 1]);
+    });
+    add("split into halves", bounds_of({heap, heap0}),
+        Formula(size_).status().reports(halves).part().figures(2900 + 90 * n_, 3200 + 98 * n_));
+    run([&](HostsGroup& group) { parts[static_cast<std::size_t>(group.rank())].reset(); });
+  }
+  void measure_export() {
     const muster::test::TemporaryDirectory work(muster::test::Medium::memory);
     // Each rank has a tensor and writes it, so that no bytes of tensors are sent.
     run([&](HostsGroup& group) {
@@ -421,49 +454,54 @@ void measure(int size, Table& table) {
       (void)muster::export_model(std::span(&part, 1), work / "out", "", group, {.writers = muster::Writers::all});
     });
     // Seven rounds of statuses with the text of an error. The export uses a duplicate of the group.
-    Formula exported(size);
-    for (int round = 0; round < 7; ++round) exported.all_gather(muster::Group::max_record);
-    exported.part().all_gather(8).to_root(all, 6, 1133).each_edge(2, control);
+    Formula formula(size_);
+    for (int round = 0; round < 7; ++round) formula.all_gather(muster::Group::max_record);
+    formula.part().all_gather(8).to_root(all_, 6, 1133).each_edge(2, control);
     add("export of all", bounds_of({bytes, heap, messages0, bytes0, sockets0, heap0}),
-        exported.figures(3100 * n, 8.4e6 + 5700 * n));
+        formula.figures(3100 * n_, 8.4e6 + 5700 * n_));
+  }
+  /// One rank fails a duplicate of the group, in whose barrier the others are.
+  void measure_failure() {
+    const int failing = size_ / 2;
+    int waiting = size_;
+    run([&](HostsGroup& group) {
+      try {
+        if (group.rank() == failing)
+          own(group)->abort(muster::Error(muster::ErrorKind::io, "the disk is full", {.rank = failing}));
+        own(group)->barrier();
+        throw std::runtime_error("a barrier succeeded after a failure");
+      } catch (const muster::Error& error) {
+        if (error.kind() != muster::ErrorKind::io || error.rank() != failing) throw;
+      }
+      // As in a program that makes the next call.
+      for (--waiting; waiting > 0; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+        group.context().try_pump();
+    });
+    Formula formula(size_);
+    const HostTree tree{size_};
+    std::set<int> above;
+    for (int host = failing; host != 0; host = tree.parent(host)) above.insert(host);
+    for (int host = 1; host < size_; ++host) {
+      // The notice goes up from the failing rank and is confirmed. The other hosts have begun the round.
+      if (above.contains(host))
+        formula.send(host, tree.parent(host), 2, 2 * control);
+      else
+        formula.send(host, tree.parent(host), 1, head);
+    }
+    // The decision and its confirmation. Host 1 gets it twice: it would decide next.
+    formula.each_edge(2, control).send(0, 1, 2, 2 * control);
+    add("one failure", bounds_of({heap, heap0}), formula.figures(6000 + 50 * n_, 26e3 + 50 * n_));
   }
 
-  const int failing = size / 2;
-  int waiting = size;
-  run([&](HostsGroup& group) {
-    try {
-      if (group.rank() == failing)
-        own(group)->abort(muster::Error(muster::ErrorKind::io, "the disk is full", {.rank = failing}));
-      own(group)->barrier();
-      throw std::runtime_error("a barrier succeeded after a failure");
-    } catch (const muster::Error& error) {
-      if (error.kind() != muster::ErrorKind::io || error.rank() != failing) throw;
-    }
-    // As in a program that makes the next call.
-    for (--waiting; waiting > 0; std::this_thread::sleep_for(std::chrono::milliseconds(1))) group.context().try_pump();
-  });
-  Formula failure(size);
-  const HostTree tree{size};
-  std::set<int> above;
-  for (int host = failing; host != 0; host = tree.parent(host)) above.insert(host);
-  for (int host = 1; host < size; ++host) {
-    // The notice goes up from the failing rank and is confirmed. The other hosts have begun the round.
-    if (above.contains(host))
-      failure.send(host, tree.parent(host), 2, 2 * control);
-    else
-      failure.send(host, tree.parent(host), 1, head);
-  }
-  // The decision and its confirmation. Host 1 gets it twice: it would decide next.
-  failure.each_edge(2, control).send(0, 1, 2, 2 * control);
-  add("one failure", bounds_of({heap, heap0}), failure.figures(50 * n, 25e3 + 50 * n));
-  run([&](HostsGroup& group) { own(group).reset(); });
-  begin();
-  hosts.end();
-  Formula end(size);
-  for (int rank = 1; rank < size; ++rank) end.send(rank, 0, 1, control);
-  add("end of the job", bounds_of({heap, messages0, bytes0, sockets0, heap0}),
-      end.each_edge(4, control).figures(2300, 2300));
-}
+  int size_;
+  double n_ = size_;
+  Table& table_;
+  std::vector<int> eight_ = spread_list(8, size_);
+  std::vector<int> all_ = spread_list(size_, size_);
+  std::vector<std::shared_ptr<Group>> kept_{all_.size()};
+  SimulatedHosts hosts_;
+  HeapByRank heaps_;
+};
 
 }  // namespace
 
@@ -477,7 +515,7 @@ int main(int argc, char** argv) try {
   Table table;
   for (const int size : sizes) {
     measure_rendezvous(size, table);
-    measure(size, table);
+    Job(size, table).measure();
   }
   table.print();
   return checks && !table.is_within_bounds() ? 1 : 0;
