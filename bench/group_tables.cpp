@@ -78,8 +78,11 @@ class AnsweringTransport final : public multihost::Transport {
     std::memcpy(head.data(), sent_.data(), sizeof head);
     constexpr std::uint32_t all_gather = 1;
     std::vector<std::byte> all(sent_.begin(), sent_.begin() + sizeof head);
-    // The other rounds only ask whether a rank has failed.
-    const int copies = head[2] == all_gather ? size() : 1;
+    // The other rounds answer with a value like that of this rank. Only a split asks whether lists are wrong.
+    constexpr std::uint32_t list_bytes = 16;
+    const bool is_about_lists = head[2] != all_gather && head[1] == list_bytes;
+    const int copies = head[2] == all_gather ? size() : is_about_lists ? 0 : 1;
+    if (is_about_lists) all.push_back(std::byte{0});
     for (int copy = 0; copy < copies; ++copy) all.insert(all.end(), sent_.begin() + sizeof head, sent_.end());
     sent_.clear();
     return std::make_unique<Answer>(from, tag, std::move(all));
