@@ -11,6 +11,7 @@
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/merge_gather.hpp"
+#include "src/checkpoint/assembly/rank_messages.hpp"
 #include "src/gather/record.hpp"
 #include "src/group/group.hpp"
 #include "src/multihost/hosts.hpp"
@@ -71,6 +72,24 @@ TEST_CASE("rounds, gathers and duplicates over twelve hosts") {
     const auto other = group.duplicate();
     for (const int first : {0, 11}) gather_and_check(*other, ranks_from(first, ranks), 800, 0);
   });
+}
+
+TEST_CASE("messages of all ranks to rank 0, and of rank 0 to each rank") {
+  const auto message_of = [](int rank, int turn) {
+    return std::vector<std::byte>(static_cast<std::size_t>((rank * 7919 + turn) % 5 * 30'000),
+                                  static_cast<std::byte>(rank + turn));
+  };
+  for (const int size : {1, 2, ranks})
+    run_ranks(size, [&](Group& group) {
+      group::BaseGroup& inside = group::inside(group);
+      for (int turn = 0; turn < 5; ++turn) {
+        auto all = gather_messages(inside, message_of(group.rank(), turn), {});
+        RANK_CHECK(all.size() == (group.rank() == 0 ? static_cast<std::size_t>(size) : 0));
+        for (std::size_t rank = 0; rank < all.size(); ++rank)
+          RANK_CHECK(all[rank] == message_of(static_cast<int>(rank), turn));
+        RANK_CHECK(scatter_messages(inside, std::move(all), {}) == message_of(group.rank(), turn));
+      }
+    });
 }
 
 TEST_CASE("several lists at once, of ranks on any hosts") {

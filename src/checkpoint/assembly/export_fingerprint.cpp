@@ -9,6 +9,7 @@
 #include "muster/error.hpp"
 #include "muster/safetensors.hpp"
 #include "src/checkpoint/assembly/checksums.hpp"
+#include "src/checkpoint/assembly/rank_messages.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/core/crc64.hpp"
 #include "src/core/thread_pool.hpp"
@@ -27,14 +28,15 @@ void ask_for_remainders(std::span<const FilePlan> files, const std::set<std::str
 void ExportFingerprint::gather(group::BaseGroup& group, const ProcessWork& work,
                                std::vector<std::vector<std::uint64_t>> remainders, std::span<const FilePlan> files) {
   if (std::ranges::all_of(work.targets, [](const FileTarget& target) { return target.ends.empty(); })) return;
-  const WaitOptions wait{.phase = "export: adding the fingerprint"};
   std::vector<std::uint64_t> sums;
   for (const std::vector<std::uint64_t>& file : remainders) sums.insert(sums.end(), file.begin(), file.end());
-  if (group.rank() != 0) return group.send(0, std::as_bytes(std::span(sums)), wait, group::Subject::exchange);
-  const std::uint64_t bytes = sums.size() * sizeof sums.front();
+  const auto own = std::as_bytes(std::span(sums));
+  const auto all = gather_messages(group, {own.begin(), own.end()}, {.phase = "export: adding the fingerprint"});
+  if (group.rank() != 0) return;
+  const std::uint64_t bytes = own.size();
   std::vector<std::uint64_t> other(sums.size());
   for (int rank = 1; rank < group.size(); ++rank) {
-    const std::vector<std::byte> message = group.receive(rank, bytes, wait, group::Subject::exchange);
+    const std::vector<std::byte>& message = all[static_cast<std::size_t>(rank)];
     // The other ranks have left this step, and wait for the next one.
     if (message.size() != bytes)
       group::fail(group, Error(ErrorKind::corrupt, "malformed message: it does not have one number per tensor",

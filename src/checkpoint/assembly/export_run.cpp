@@ -14,6 +14,7 @@
 #include "muster/log.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/assembly/checksums.hpp"
+#include "src/checkpoint/assembly/rank_messages.hpp"
 #include "src/checkpoint/assembly/shard_job.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/checkpoint/model/output_directory.hpp"
@@ -25,8 +26,6 @@
 
 namespace muster {
 namespace {
-
-constexpr std::uint64_t longest_message = std::uint64_t{1} << 32;
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -423,14 +422,18 @@ void ExportRun::check_memory() const {
 // Runs step 4.
 void ExportRun::hand_out_work() {
   const trace::Span span(trace::SpanKind::phase, "export: distributing");
-  const WaitOptions wait{.phase = "export: distributing the work"};
+  std::vector<std::vector<std::byte>> all;
+  if (is_first()) {
+    all.emplace_back();  // this rank needs no copy of its own work
+    for (int rank = 1; rank < group_->size(); ++rank)
+      all.push_back(encode_work(assembly_.processes[static_cast<std::size_t>(rank)]));
+  }
+  const std::vector<std::byte> mine =
+      scatter_messages(*group_, std::move(all), {.phase = "export: distributing the work"});
   if (!is_first()) {
-    work_ = decode_work(group_->receive(0, longest_message, wait, group::Subject::exchange));
+    work_ = decode_work(mine);
     return;
   }
-  for (int rank = 1; rank < group_->size(); ++rank)
-    group_->send(rank, encode_work(assembly_.processes[static_cast<std::size_t>(rank)]), wait,
-                 group::Subject::exchange);
   report_.bytes_written.resize(assembly_.processes.size());
   for (std::size_t i = 0; i < assembly_.processes.size(); ++i) {
     report_.bytes_written[i] += assembly_.processes[i].written;
@@ -501,17 +504,12 @@ void ExportRun::compare_early() {
 // Runs step 6.
 void ExportRun::compare() {
   const trace::Span span(trace::SpanKind::phase, "export: comparing");
-  const WaitOptions wait{.phase = "export: comparing"};
-  if (!is_first()) {
-    group_->send(0, std::as_bytes(std::span(hashes_)), wait, group::Subject::exchange);
-  } else {
-    note_hashes(0);
-    for (int rank = 1; rank < group_->size(); ++rank) {
-      const auto bytes = group_->receive(rank, longest_message, wait, group::Subject::exchange);
-      hashes_.resize(bytes.size() / sizeof(TensorHash));
-      if (!hashes_.empty()) std::memcpy(hashes_.data(), bytes.data(), hashes_.size() * sizeof(TensorHash));
-      note_hashes(rank);
-    }
+  const auto own = std::as_bytes(std::span(hashes_));
+  const auto all = gather_messages(*group_, {own.begin(), own.end()}, {.phase = "export: comparing"});
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    hashes_.resize(all[rank].size() / sizeof(TensorHash));
+    if (!hashes_.empty()) std::memcpy(hashes_.data(), all[rank].data(), hashes_.size() * sizeof(TensorHash));
+    note_hashes(static_cast<int>(rank));
   }
   agree_on(*group_, "export: comparing", [&] {
     for (std::size_t set = 0; is_first() && set < job_->outputs.equal.size(); ++set) compare_set(set);

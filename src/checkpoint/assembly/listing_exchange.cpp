@@ -9,11 +9,10 @@
 #include "muster/error.hpp"
 #include "src/base/byte_archive.hpp"
 #include "src/base/message.hpp"
+#include "src/checkpoint/assembly/rank_messages.hpp"
 
 namespace muster {
 namespace {
-
-constexpr std::uint64_t longest_listing = std::uint64_t{1} << 32;
 
 /// The rarely used members of a listing as texts; an empty text is an unset member.
 struct ListingTexts {
@@ -71,16 +70,7 @@ std::vector<std::byte> encode_listings(const ExportSource& mine) {
 }
 
 std::vector<std::vector<std::byte>> gather_listings(group::BaseGroup& group, std::vector<std::byte> mine) {
-  const WaitOptions wait{.phase = "export: gathering the lists of tensors"};
-  std::vector<std::vector<std::byte>> told;
-  told.push_back(std::move(mine));
-  if (group.rank() != 0) {
-    group.send(0, told.front(), wait, group::Subject::exchange);
-    return {};
-  }
-  for (int rank = 1; rank < group.size(); ++rank)
-    told.push_back(group.receive(rank, longest_listing, wait, group::Subject::exchange));
-  return told;
+  return gather_messages(group, std::move(mine), {.phase = "export: gathering the lists of tensors"});
 }
 
 std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> told, const std::string& whole,

@@ -19,8 +19,7 @@ using RankRoom = os::MemoryHeadroom;
 
 /// Encodes the listings of a rank, and the shared memory that it has left.
 std::vector<std::byte> encode_listings(const ExportSource& mine);
-/// Collective. Sends rank 0 the listings of every rank, by messages, which every kind of group supports. Returns them
-/// on rank 0, by rank.
+/// Collective. Returns on rank 0 the listings of every rank, by rank.
 std::vector<std::vector<std::byte>> gather_listings(group::BaseGroup& group, std::vector<std::byte> mine);
 /// Decodes the result of gather_listings(); `whole` is ExportSource::whole() of rank 0. Sets one entry per rank in
 /// `rooms`. Throws Error(corrupt | rank_mismatch).

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Messages between rank 0 and all other ranks. Within a host they pass through its first rank, and between hosts along
+// the tree of hosts. So no rank needs a connection to all others. Every kind of group supports them.
+
+#include <cstddef>
+#include <vector>
+
+#include "src/group/group.hpp"
+
+namespace muster {
+
+/// Collective. Returns on rank 0 the messages of all ranks, by rank. Returns nothing on the other ranks. Throws as
+/// Group::receive.
+std::vector<std::vector<std::byte>> gather_messages(group::BaseGroup& group, std::vector<std::byte> mine,
+                                                    const WaitOptions& wait);
+/// Collective. Sends each rank the message that rank 0 passes for it in `all`, by rank. Returns the message for this
+/// rank. Throws as Group::receive.
+std::vector<std::byte> scatter_messages(group::BaseGroup& group, std::vector<std::vector<std::byte>> all,
+                                        const WaitOptions& wait);
+
+}  // namespace muster
