@@ -105,6 +105,7 @@ std::optional<MessageHead> parse_head(MessageHead head, const MessageLimits& lim
   std::uint64_t least = 0;
   std::uint64_t most = 0;
   std::uint64_t descriptors = 0;
+  const std::uint64_t longest_all = size * (sizeof(RoundPartHead) + sizeof(Identity) + longest_host + longest_part);
   switch (head.word) {
     case Word::hello:
       if (!limits.is_root || limits.is_known) return std::nullopt;
@@ -128,12 +129,27 @@ std::optional<MessageHead> parse_head(MessageHead head, const MessageLimits& lim
     case Word::all:
       if (limits.is_root) return std::nullopt;
       least = size * sizeof(RoundPartHead);
-      most = size * (sizeof(RoundPartHead) + sizeof(Identity) + longest_host + longest_part);
+      most = longest_all;
       descriptors = size * most_descriptors_of_a_rank;
       break;
     case Word::failure:
       if (limits.is_root && !limits.is_known) return std::nullopt;
       least = most = sizeof(Failure);
+      break;
+    case Word::through:
+      if (!limits.is_trunk || (limits.is_root && !limits.is_known)) return std::nullopt;
+      least = 2 * sizeof(std::uint32_t) + sizeof head;
+      most = limits.is_root ? least + std::max(longest_part, sizeof(Failure))
+                            : sizeof(std::uint32_t) * (1 + size + most_other_lines) + sizeof head +
+                                  std::max(longest_all, sizeof(Failure));
+      break;
+    case Word::line_ended:
+      if (!limits.is_trunk || !to_root) return std::nullopt;
+      least = most = sizeof(LineEnd);
+      break;
+    case Word::relay_card:
+      if (limits.is_root) return std::nullopt;
+      least = most = sizeof(RelayCard);
       break;
     default:
       return std::nullopt;
@@ -183,6 +199,39 @@ std::optional<std::vector<Member>> decode(Message& message, int size, bool is_fi
   }
   if (!reader.is_at_end() || descriptor != message.descriptors.size()) return std::nullopt;
   return members;
+}
+
+OutgoingPointer carrier_of(std::span<const std::uint32_t> lines, const OutgoingMessage& message) {
+  const auto count = static_cast<std::uint32_t>(lines.size());
+  auto carrier = std::make_shared<OutgoingMessage>();
+  append(carrier->bytes,
+         MessageHead{.word = Word::through, .bytes = sizeof count + lines.size_bytes() + message.bytes.size()});
+  append(carrier->bytes, count);
+  const auto numbers = std::as_bytes(lines);
+  carrier->bytes.insert(carrier->bytes.end(), numbers.begin(), numbers.end());
+  return carrier;
+}
+
+std::optional<Carried> parse_carried(std::span<const std::byte> body, std::size_t most_lines) {
+  BodyReader reader(body);
+  const auto count = reader.value<std::uint32_t>();
+  if (!reader.is_whole() || count == 0 || count > most_lines) return std::nullopt;
+  Carried carried;
+  for (std::uint32_t i = 0; i < count; ++i) carried.lines.push_back(reader.value<std::uint32_t>());
+  if (!reader.is_whole()) return std::nullopt;
+  carried.bytes = body.subspan(sizeof count + carried.lines.size() * sizeof count);
+  return carried;
+}
+
+std::optional<Message> parse_whole(std::span<const std::byte> bytes, const MessageLimits& limits) {
+  BodyReader reader(bytes);
+  const auto first = reader.value<MessageHead>();
+  // Ranks of one host have one byte order.
+  if (!reader.is_whole() || first.magic != MessageHead::right_magic) return std::nullopt;
+  const auto head = parse_head(first, limits);
+  if (!head || head->descriptors != 0 || head->bytes != bytes.size() - sizeof first) return std::nullopt;
+  const auto body = bytes.subspan(sizeof first);
+  return Message{.word = head->word, .body = {body.begin(), body.end()}};
 }
 
 OutgoingPointer failure_message(const Error& cause) {

@@ -3,9 +3,11 @@
 // The messages of a rendezvous. They are the same over every transport: a header (Head), a body and, over Unix sockets,
 // file descriptors. The layouts of Head and Hello never change, so that a rank recognizes a rank of another version.
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -26,6 +28,10 @@ enum class Word : std::uint32_t {
   late = 5,       ///< to rank 0: the sender's deadline has passed
   all = 6,        ///< from rank 0: the parts of all ranks
   failure = 7,    ///< in both directions: the cause that ends the rendezvous
+  // A relay (relay.hpp) uses these words. No Hello precedes `relay_card`.
+  through = 8,  ///< between rank 0 and a relay: a message of ranks behind the relay, after the numbers of their lines
+  line_ended = 9,   ///< from a relay to rank 0: the connection of a rank behind it has ended; the body is a LineEnd
+  relay_card = 10,  ///< from a relay to a rank behind it: the relay is alive; the body is a RelayCard
 };
 
 struct MessageHead {
@@ -79,6 +85,7 @@ struct MessageLimits {
   int size = 1;           ///< number of ranks in the group
   bool is_root = false;   ///< the receiver is rank 0
   bool is_known = false;  ///< the sender has sent a valid hello; other senders may only send a hello
+  bool is_trunk = false;  ///< the connection may also carry the messages of ranks behind a relay
 };
 /// Returns the header in this machine's byte order, or nullopt if it does not begin a valid message. The input may be
 /// any bytes.
@@ -98,6 +105,44 @@ struct Member {
 std::vector<std::byte> encode(std::span<const Member> members, std::span<const std::uint32_t> descriptors,
                               bool is_first);
 std::optional<std::vector<Member>> decode(Message& message, int size, bool is_first);
+
+/// The body of Word::line_ended.
+struct LineEnd {
+  std::uint32_t line = 0;
+  std::uint32_t is_garbage = 0;  ///< 1 if the rank sent bytes that are not a message
+  std::array<char, 120> words{};
+};
+static_assert(sizeof(LineEnd) == 128);
+/// The body of Word::relay_card.
+struct RelayCard {
+  Hello relay;
+  std::array<std::uint8_t, 16> root{};  ///< the address (IPv6) at which the relay has reached rank 0; zeros: not yet
+  std::array<char, 240> reason{};       ///< why the last attempt to reach rank 0 has failed; may be empty
+};
+static_assert(sizeof(RelayCard) == 512);
+
+/// A relay may have this many lines more than there are ranks: of ranks that have connected again, and of strangers.
+inline constexpr std::size_t most_other_lines = 64;
+/// A message that a relay passes on. On the trunk, a head and the numbers of the lines precede it. Line 0 is the relay
+/// itself; it gives other numbers to the ranks behind it.
+struct Carried {
+  std::vector<std::uint32_t> lines;
+  std::span<const std::byte> bytes;  ///< the message, with its head
+};
+/// Returns the bytes that precede `message` on the trunk. `message` has no descriptors.
+OutgoingPointer carrier_of(std::span<const std::uint32_t> lines, const OutgoingMessage& message);
+/// Takes the body of Word::through apart; the result refers to it. The input may be any bytes. Returns nullopt if it
+/// does not name 1 to `most_lines` lines.
+std::optional<Carried> parse_carried(std::span<const std::byte> body, std::size_t most_lines);
+/// Returns the message, or nullopt if the bytes are not exactly one message within the limits.
+std::optional<Message> parse_whole(std::span<const std::byte> bytes, const MessageLimits& limits);
+/// Returns the value in the body of a received message. parse_head() has checked its length.
+template <class Value>
+Value body_of(const Message& message) {
+  Value value;
+  std::memcpy(&value, message.body.data(), std::min(message.body.size(), sizeof value));
+  return value;
+}
 
 /// failure_message() makes the message Word::failure, and failure_of() parses its body.
 OutgoingPointer failure_message(const Error& cause);

@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "src/rendezvous/session_side.hpp"
@@ -17,6 +16,8 @@ using namespace std::chrono_literals;
 constexpr milliseconds longest_try = 5s;
 // A rank waits this much longer than its deadline: rank 0's error names the missing ranks.
 constexpr milliseconds grace = 2s;
+// A rank behind a relay waits even longer, so that the relay can pass its own error on.
+constexpr milliseconds relay_grace = 500ms;
 
 class Guest final : public Session::Side {
  public:
@@ -49,7 +50,7 @@ class Guest final : public Session::Side {
     if (cause_) throw *cause_;
     Line* const line = line_.get();
     transport_->wait(std::span(&line, 1), milliseconds(0));
-    if (hear()) throw lost("sent an unexpected message", ErrorKind::corrupt);
+    if (hear()) throw lost(root_, "sent an unexpected message", ErrorKind::corrupt);
   }
 
   Error settle(const Error& own) noexcept override {
@@ -91,6 +92,7 @@ class Guest final : public Session::Side {
     std::string reason = "no attempt was made";
     for (int tries = 0;; ++tries) {
       const Clock::time_point soon = std::min(deadline, Clock::now() + longest_try);
+      relay_.reset();
       line_ = transport_->reach(own_, soon, reason);
       if (line_ && is_heard(soon, reason)) return;
       line_.reset();
@@ -109,13 +111,23 @@ class Guest final : public Session::Side {
   }
 
   bool is_heard(Clock::time_point soon, std::string& reason) {
+    // The reason of the relay, which says more than the end of the connection to it.
+    std::string relayed;
     for (;;) {
       line_->move();
       if (const auto message = next()) {
         if (message->word == Word::failure) throw failure_of(*message);
         if (message->word == Word::heard) {
-          std::memcpy(&root_, message->body.data(), sizeof root_);
+          root_ = body_of<Hello>(*message);
           return true;
+        }
+        if (message->word == Word::relay_card) {
+          const auto card = body_of<RelayCard>(*message);
+          relay_ = card.relay;
+          relayed = get_text(card.reason);
+          if (!relayed.empty()) relayed += fmt::format(", tried by {}", name_of(*relay_));
+          soon = std::min(terms_.deadline, Clock::now() + longest_try);
+          continue;
         }
         reason =
             message->word == Word::other_job
@@ -126,15 +138,20 @@ class Guest final : public Session::Side {
       }
       if (const auto end = line_->end()) {
         reason =
-            end->is_garbage
+            !relayed.empty() ? relayed
+            : end->is_garbage
                 ? fmt::format("{} answered, but not as rank 0 of Muster (another program, or an incompatible version)",
                               line_->from())
                 : fmt::format("{} ({})", end->words, line_->from());
         return false;
       }
       if (Clock::now() >= soon) {
-        reason = fmt::format("{} does not answer as rank 0 of Muster (another program, or a stopped process)",
-                             line_->from());
+        const std::string other =
+            relay_ ? name_of(*relay_) + ", which passes the messages of its host on," : line_->from();
+        reason =
+            !relayed.empty() && soon == terms_.deadline
+                ? relayed
+                : fmt::format("{} does not answer as rank 0 of Muster (another program, or a stopped process)", other);
         return false;
       }
       check_others();
@@ -152,7 +169,8 @@ class Guest final : public Session::Side {
     }
     const auto end = line_->end();
     if (!message && end)
-      throw lost(fmt::format("{} during the rendezvous: {}", end->is_garbage ? "sent malformed bytes" : "died or left",
+      throw lost(relay_.value_or(root_),
+                 fmt::format("{} during the rendezvous: {}", end->is_garbage ? "sent malformed bytes" : "died or left",
                              end->words),
                  end->is_garbage ? ErrorKind::corrupt : ErrorKind::peer_lost);
     return message;
@@ -165,31 +183,41 @@ class Guest final : public Session::Side {
         auto members = message->word == Word::all ? decode(*message, terms_.size, is_first_) : std::nullopt;
         is_first_ = false;
         if (members) return std::move(*members);
-        throw lost("sent bytes that are not a message of the rendezvous", ErrorKind::corrupt);
+        throw lost(root_, "sent bytes that are not a message of the rendezvous", ErrorKind::corrupt);
       }
       const Clock::time_point now = Clock::now();
       if (now > deadline && !is_late) {
         is_late = true;
         line_->send(make_message(Word::late));
       }
-      if (now > deadline + grace)
-        throw lost(fmt::format("did not complete the rendezvous {} within {}. Check whether that process is stopped",
-                               terms_.place, since(begin_)),
-                   ErrorKind::timeout);
+      if (now > deadline + grace + (relay_ ? relay_grace : milliseconds(0))) throw waited_in_vain();
       check_others();
       wait();
     }
   }
 
-  Error lost(const std::string& words, ErrorKind kind) {
-    cause_ = error(kind, fmt::format("{} {}", name_of(root_), words), details_of(root_));
+  Error lost(const Hello& other, const std::string& words, ErrorKind kind) {
+    return lost(error(kind, fmt::format("{} {}", name_of(other), words), details_of(other)));
+  }
+  Error lost(const Error& cause) {
+    cause_ = cause;
     // If rank 0 still runs, it sends this cause to the other ranks.
     line_->send(failure_message(*cause_));
     return *cause_;
   }
+  Error waited_in_vain() {
+    const std::string words = fmt::format("did not complete the rendezvous {} within {}", terms_.place, since(begin_));
+    if (!relay_) return lost(root_, words + ". Check whether that process is stopped", ErrorKind::timeout);
+    return lost(error(ErrorKind::timeout,
+                      fmt::format("{} {}, or {} did not pass its messages on. Check whether one of these processes is "
+                                  "stopped",
+                                  name_of(root_), words, name_of(*relay_)),
+                      details_of(*relay_)));
+  }
 
   std::unique_ptr<Line> line_;
   Hello root_;
+  std::optional<Hello> relay_;  // the rank of this host that passes the messages of this rank on
   Clock::time_point begin_ = Clock::now();
   bool is_first_ = true;        // the round is the first one
   std::optional<Error> cause_;  // set when the rendezvous has failed

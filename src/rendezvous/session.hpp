@@ -23,6 +23,10 @@
 // there are many of them. The rendezvous continues.
 //
 // A rank that loses rank 0, or waits for it beyond the deadline, throws an error that names rank 0.
+//
+// Another rank of its host may pass the messages of a rank on (relay.hpp). A rank that loses this relay throws an error
+// that names the relay. If it waits beyond its deadline, the error names rank 0 and the relay, because either may be
+// stopped.
 
 #include <chrono>
 #include <functional>
@@ -64,6 +68,8 @@ class Line {
   [[nodiscard]] virtual std::optional<End> end() const = 0;
   /// Returns the value for Member::address.
   [[nodiscard]] virtual std::array<std::uint8_t, 16> address() const { return {}; }
+  /// Rank 0: returns the rank that passes the messages of this line on, or null if the line needs none.
+  [[nodiscard]] virtual const Hello* relay() const { return nullptr; }
   /// Returns the other side for log messages about strangers: "10.0.0.7".
   [[nodiscard]] virtual std::string from() const { return "a process of this host"; }
 };

@@ -254,30 +254,41 @@ class Root final : public Session::Side {
         details_of(*visitor.hello));
   }
 
+  [[nodiscard]] const Visitor* visitor_of(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+  /// Names the relay of a rank, for messages.
+  [[nodiscard]] std::string behind(const Visitor& visitor) const {
+    const Hello* const relay = visitor.line->relay();
+    return relay == nullptr ? "" : fmt::format(", behind rank {}, pid {}", number_of(*relay), relay->pid);
+  }
+
   [[nodiscard]] Error late() const {
-    constexpr int most_names = 8;
+    constexpr std::size_t most_names = 8;
     std::string names;
-    int count = 0;
-    std::optional<int> first;
+    std::vector<int> missing;
     for (int rank = 1; rank < terms_.size; ++rank) {
-      const Visitor* const visitor = ranks_[static_cast<std::size_t>(rank)];
+      const Visitor* const visitor = visitor_of(rank);
       if (visitor != nullptr && visitor->has_part) continue;
-      if (!first) first = rank;
-      if (++count > most_names) continue;
+      missing.push_back(rank);
+      if (missing.size() > most_names) continue;
       names += fmt::format("{}rank {}{}", names.empty() ? "" : ", ", terms_.number(rank),
-                           visitor != nullptr ? fmt::format(" ({}), which has joined and does not respond",
-                                                            process_text(*visitor->hello))
+                           visitor != nullptr ? fmt::format(" ({}{}), which has joined and does not respond",
+                                                            process_text(*visitor->hello), behind(*visitor))
                                               : transport_->trace_of(rank));
     }
-    if (count > most_names) names += fmt::format(" and {} more", count - most_names);
+    if (missing.size() > most_names) names += fmt::format(" and {} more", missing.size() - most_names);
     // Rank 0 has received all parts: some rank still waits for the message that contains them.
-    if (!first)
+    if (missing.empty())
       return error(ErrorKind::timeout,
                    "not all ranks completed the rendezvous before the deadline. Check whether a rank is stopped, or "
                    "raise MUSTER_TIMEOUT (seconds)",
                    {.rank = terms_.number(0)});
-    ErrorDetails details{.rank = terms_.number(*first)};
-    if (const Visitor* const visitor = ranks_[static_cast<std::size_t>(*first)]) details = details_of(*visitor->hello);
+    ErrorDetails details{.rank = terms_.number(missing.front())};
+    if (const Visitor* const visitor = visitor_of(missing.front())) {
+      // A relay that is stopped also silences the ranks behind it.
+      const Hello* const relay = visitor->line->relay();
+      const bool is_cut_off = relay != nullptr && std::ranges::find(missing, relay->rank) != missing.end();
+      details = details_of(is_cut_off ? *relay : *visitor->hello);
+    }
     return error(ErrorKind::timeout,
                  fmt::format("{} waited {} {} for {} of {} ranks. {}", name_of(own_), since(begin_), terms_.place,
                              names, terms_.size, terms_.hint),

@@ -108,13 +108,34 @@ void SocketLine::ready(short events) noexcept {
   if ((events & ~POLLOUT) != 0) is_readable_ = true;
 }
 
+std::vector<SocketLine*> carriers_of(std::span<Line* const> lines) {
+  std::vector<SocketLine*> carriers;
+  for (Line* const line : lines) carriers.push_back(&static_cast<LineOnSocket*>(line)->carrier());
+  std::ranges::sort(carriers);
+  carriers.erase(std::unique(carriers.begin(), carriers.end()), carriers.end());
+  return carriers;
+}
+
+void wait_for_sockets(std::span<SocketLine* const> sockets, std::span<const os::Fd* const> listeners,
+                      milliseconds longest) {
+  std::vector<pollfd> entries;
+  bool is_stalled = false;
+  for (SocketLine* const socket : sockets) {
+    entries.push_back(socket->wanted());
+    is_stalled = is_stalled || socket->is_stalled();
+  }
+  for (const os::Fd* const listener : listeners) entries.push_back({listener->get(), POLLIN, 0});
+  os::poll_sockets(entries, is_stalled ? std::min(longest, milliseconds(1)) : longest);
+  for (std::size_t i = 0; i < sockets.size(); ++i) sockets[i]->ready(entries[i].revents);
+}
+
 Token Sockets::open() {
-  listener_ = listen();
+  listeners_ = listen();
   reserve_ = os::Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   return token();
 }
 
-std::unique_ptr<Line> Sockets::greet(os::Fd socket, std::string from, const Hello& hello) {
+std::unique_ptr<SocketLine> Sockets::greet(os::Fd socket, std::string from, const Hello& hello) {
   auto line = std::make_unique<SocketLine>(std::move(socket), std::move(from));
   line->send(make_message(Word::hello, std::as_bytes(std::span(&hello, 1))));
   return line;
@@ -123,8 +144,9 @@ std::unique_ptr<Line> Sockets::greet(os::Fd socket, std::string from, const Hell
 std::vector<std::unique_ptr<Line>> Sockets::arrivals() {
   std::vector<std::unique_ptr<Line>> lines;
   try {
-    while (auto socket = os::accept_next(listener_))
-      if (auto line = line_of(std::move(*socket))) lines.push_back(std::move(line));
+    for (const os::Fd& listener : listeners_)
+      while (auto socket = os::accept_next(listener))
+        if (auto line = line_of(std::move(*socket))) lines.push_back(std::move(line));
   } catch (const Error&) {
     // If some lines were accepted, the next call reports the failure.
     if (lines.empty()) throw;
@@ -133,14 +155,13 @@ std::vector<std::unique_ptr<Line>> Sockets::arrivals() {
 }
 
 void Sockets::wait(std::span<Line* const> lines, milliseconds longest) {
-  std::vector<pollfd> sockets{{listener_ ? listener_.get() : -1, POLLIN, 0}};
-  bool is_stalled = false;
-  for (Line* const line : lines) {
-    sockets.push_back(static_cast<SocketLine*>(line)->wanted());
-    is_stalled = is_stalled || static_cast<SocketLine*>(line)->is_stalled();
-  }
-  os::poll_sockets(sockets, is_stalled ? milliseconds(1) : longest);
-  for (std::size_t i = 0; i < lines.size(); ++i) static_cast<SocketLine*>(lines[i])->ready(sockets[i + 1].revents);
+  wait_for_sockets(carriers_of(lines), listeners(), longest);
+}
+
+std::vector<const os::Fd*> Sockets::listeners() const {
+  std::vector<const os::Fd*> all;
+  for (const os::Fd& listener : listeners_) all.push_back(&listener);
+  return all;
 }
 
 }  // namespace muster::rendezvous

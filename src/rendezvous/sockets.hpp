@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Implements Line and Transport over connected stream sockets, Unix or TCP.
+// Implements Line and Connector over connected stream sockets, Unix or TCP.
 
 #include <array>
 #include <deque>
@@ -16,7 +16,15 @@
 
 namespace muster::rendezvous {
 
-class SocketLine final : public Line {
+class SocketLine;
+
+/// A line whose bytes a socket carries. Several lines may share one.
+class LineOnSocket : public Line {
+ public:
+  [[nodiscard]] virtual SocketLine& carrier() noexcept = 0;
+};
+
+class SocketLine final : public LineOnSocket {
  public:
   /// `from` and `address` are the results of the functions with these names.
   SocketLine(os::Fd socket, std::string from, std::array<std::uint8_t, 16> address = {})
@@ -32,7 +40,9 @@ class SocketLine final : public Line {
   [[nodiscard]] std::array<std::uint8_t, 16> address() const override { return address_; }
   [[nodiscard]] std::string from() const override { return from_; }
 
-  /// Used by Sockets::wait().
+  [[nodiscard]] SocketLine& carrier() noexcept override { return *this; }
+
+  /// Used by wait_for_sockets().
   [[nodiscard]] pollfd wanted() const noexcept;
   void ready(short events) noexcept;
   [[nodiscard]] bool is_stalled() const noexcept { return is_stalled_; }
@@ -58,25 +68,32 @@ class SocketLine final : public Line {
   Message message_;
 };
 
-/// Implements rank 0's listening socket, and the waits of all ranks.
+/// Returns the sockets that carry these lines, each of them once.
+std::vector<SocketLine*> carriers_of(std::span<Line* const> lines);
+/// Waits at most `longest`, until one of the sockets is ready or a listening socket has a connection.
+void wait_for_sockets(std::span<SocketLine* const> sockets, std::span<const os::Fd* const> listeners,
+                      milliseconds longest);
+
+/// Implements rank 0's listening sockets, and the waits of all ranks.
 class Sockets : public Connector {
  public:
   Token open() final;
-  std::vector<std::unique_ptr<Line>> arrivals() final;
+  std::vector<std::unique_ptr<Line>> arrivals() override;
   void give_up() noexcept final { reserve_.reset(); }
-  void wait(std::span<Line* const> lines, milliseconds longest) final;
+  void wait(std::span<Line* const> lines, milliseconds longest) override;
 
  protected:
-  /// Opens the listening socket. Throws Error(io | argument).
-  virtual os::Fd listen() = 0;
+  /// Opens the listening sockets. Throws Error(io | argument).
+  virtual std::vector<os::Fd> listen() = 0;
   [[nodiscard]] virtual Token token() const = 0;
   /// Returns the line of a connection to rank 0, and sends the Hello over it.
-  static std::unique_ptr<Line> greet(os::Fd socket, std::string from, const Hello& hello);
+  static std::unique_ptr<SocketLine> greet(os::Fd socket, std::string from, const Hello& hello);
   /// Returns the line of an accepted connection, or null to close the connection.
-  virtual std::unique_ptr<SocketLine> line_of(os::Fd socket) = 0;
+  virtual std::unique_ptr<Line> line_of(os::Fd socket) = 0;
+  [[nodiscard]] std::vector<const os::Fd*> listeners() const;
 
  private:
-  os::Fd listener_;
+  std::vector<os::Fd> listeners_;
   os::Fd reserve_;  // a spare descriptor: give_up() frees it, so that one more connection can be accepted
 };
 

@@ -2,11 +2,11 @@
 // tcp_group(), and the end of its groups with the process. The ranks know one address. They learn the addresses of all
 // ranks by a rendezvous (src/rendezvous/session.hpp) at it:
 //
-//  1. Rank 0 listens at the address. Each rank contributes the port at which it listens for the other ranks. Rank 0
-//     sees their addresses, and adds a token for the connections between them.
+//  1. Rank 0 listens at the address. One rank per host connects to it, and passes the messages of the other ranks of
+//     its host on (relay.hpp). Each rank contributes the port at which it listens for the other ranks. Rank 0 sees the
+//     addresses of the hosts, and adds a token for the connections between ranks.
 //  2. Over these connections the ranks find out which of them share memory (src/multihost/hosts.hpp). The session
-//  remains
-//     open meanwhile, so that a rank that ends is noticed and named.
+//     remains open meanwhile, so that a rank that ends is noticed and named.
 //  3. A last round of the session ends it on all ranks.
 // A rank on the host of rank 0 may have connected from an address that other hosts cannot use (127.0.0.1). The other
 // ranks then use the address at which they have reached rank 0.
@@ -27,6 +27,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -46,7 +47,8 @@
 #include "src/os/directory.hpp"
 #include "src/os/process.hpp"
 #include "src/rendezvous/address_file.hpp"
-#include "src/rendezvous/sockets.hpp"
+#include "src/rendezvous/relay.hpp"
+#include "src/rendezvous/unix.hpp"
 #include "src/tcp/transport.hpp"
 
 namespace muster {
@@ -103,31 +105,46 @@ std::array<std::uint8_t, 16> bytes_of(const asio::ip::address& address) {
                        : asio::ip::make_address_v6(asio::ip::v4_mapped, plain.to_v4()).to_bytes();
 }
 
+/// The reverse of bytes_of().
+asio::ip::address address_of(const std::array<std::uint8_t, 16>& bytes) {
+  const asio::ip::address_v6 address(bytes);
+  if (address.is_v4_mapped()) return asio::ip::make_address_v4(asio::ip::v4_mapped, address);
+  return address;
+}
+
 /// `first` is the address at which this rank has reached rank 0.
 Endpoint endpoint_of(const std::array<std::uint8_t, 16>& bytes, std::uint16_t port, const asio::ip::address& first) {
-  const asio::ip::address_v6 address(bytes);
-  if (address.is_unspecified()) return {first, port};
-  if (address.is_v4_mapped()) return {asio::ip::make_address_v4(asio::ip::v4_mapped, address), port};
-  return {address, port};
+  const asio::ip::address address = address_of(bytes);
+  return {address.is_unspecified() ? first : address, port};
 }
 
 class TcpSockets final : public rendezvous::Sockets {
  public:
   TcpSockets(RendezvousAddress place, std::string key, int listener)
-      : place_(std::move(place)), key_(std::move(key)), given_listener_(listener) {}
+      : place_(std::move(place)), key_(std::move(key)), given_listener_(listener) {
+    if (place_.literal) first_ = place_.literal->address();
+  }
   ~TcpSockets() override { unpublish(); }
 
   std::unique_ptr<rendezvous::Line> reach(rendezvous::Hello hello, rendezvous::Clock::time_point until,
                                           std::string& reason) override {
+    if (relay_) relay_->tell_reason(reason);
     const auto [endpoints, number] = candidates(reason);
+    if (endpoints.empty()) return nullptr;
     hello.token = job_token(key_, number);
+    // The file names another rank 0 now.
+    if (relay_ && relay_->token() != hello.token) relay_.reset();
+    if (!relay_ && !std::exchange(news_.was_silent, false))
+      if (auto line = join_relay(hello)) return line;
     // If one of several addresses belongs to a stranger, the next attempt begins with the next address.
     for (std::size_t i = 0; i < endpoints.size(); ++i) {
       const Endpoint& endpoint = endpoints[next_++ % endpoints.size()];
       os::Fd socket = connect(endpoint, until, reason);
       if (!socket) continue;
       first_ = endpoint.address();
-      return greet(std::move(socket), text_of(endpoint), hello);
+      auto line = greet(std::move(socket), text_of(endpoint), hello);
+      if (relay_) return relay_->make_trunk(std::move(line), bytes_of(first_));
+      return line;
     }
     return nullptr;
   }
@@ -135,34 +152,111 @@ class TcpSockets final : public rendezvous::Sockets {
     return milliseconds(std::min(20 << std::min(tries, 5), 500));
   }
 
-  /// Returns the address at which this rank has reached rank 0; on rank 0, its own address.
-  [[nodiscard]] asio::ip::address first() const { return first_; }
+  std::vector<std::unique_ptr<rendezvous::Line>> arrivals() override {
+    auto lines = Sockets::arrivals();
+    std::erase_if(trunks_, [](const auto& trunk) { return trunk.expired(); });
+    for (const auto& weak : trunks_)
+      if (const auto trunk = weak.lock())
+        for (auto& branch : trunk->take_fresh())
+          lines.push_back(std::make_unique<rendezvous::TrunkLine>(trunk, std::move(branch)));
+    return lines;
+  }
+
+  void tell_all(std::span<rendezvous::Line* const> lines, const rendezvous::OutgoingPointer& message) override {
+    std::map<rendezvous::Trunk*, std::vector<std::uint32_t>> numbers;
+    for (rendezvous::Line* const line : lines) {
+      auto& on_trunk = static_cast<rendezvous::TrunkLine&>(*line);
+      numbers[&on_trunk.trunk()].push_back(on_trunk.number());
+    }
+    for (const auto& [trunk, of_trunk] : numbers) trunk->send(of_trunk, message);
+  }
+
+  void wait(std::span<rendezvous::Line* const> lines, milliseconds longest) override {
+    std::vector<rendezvous::SocketLine*> sockets = rendezvous::carriers_of(lines);
+    std::vector<const os::Fd*> all_listeners = listeners();
+    if (relay_) relay_->add_to(sockets, all_listeners);
+    const bool has_fresh = std::ranges::any_of(trunks_, [](const auto& weak) {
+      const auto trunk = weak.lock();
+      return trunk && trunk->has_fresh();
+    });
+    rendezvous::wait_for_sockets(sockets, all_listeners, has_fresh ? milliseconds(0) : longest);
+    if (relay_) relay_->move();
+  }
+
+  /// Returns the address at which this rank has reached rank 0, or its relay has; on rank 0, its own address.
+  [[nodiscard]] asio::ip::address first() const {
+    return news_.root == std::array<std::uint8_t, 16>{} ? first_ : address_of(news_.root);
+  }
 
  protected:
   [[nodiscard]] rendezvous::Token token() const override { return job_token(key_, published_.number); }
 
-  os::Fd listen() override {
+  std::vector<os::Fd> listen() override {
     asio::io_context io;
-    if (place_.literal) first_ = place_.literal->address();
-    if (place_.path.empty()) return os::Fd(listen_at_place(io).release());
-    Acceptor acceptor = listen_anywhere(io, {});
-    published_.number = os::random_hex(16);
-    for (const asio::ip::address& address : own_addresses())
-      published_.endpoints.emplace_back(address, acceptor.local_endpoint().port());
-    publish(place_.path, published_);
-    return os::Fd(acceptor.release());
+    std::vector<os::Fd> all;
+    if (place_.path.empty()) {
+      all.emplace_back(listen_at_place(io).release());
+    } else {
+      Acceptor acceptor = listen_anywhere(io, {});
+      published_.number = os::random_hex(16);
+      for (const asio::ip::address& address : own_addresses())
+        published_.endpoints.emplace_back(address, acceptor.local_endpoint().port());
+      all.emplace_back(acceptor.release());
+    }
+    try {
+      all.push_back(os::listen_abstract(relay_name(token())));
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): another rank of this host is the relay already
+    }
+    if (!place_.path.empty()) publish(place_.path, published_);
+    return all;
   }
 
-  std::unique_ptr<rendezvous::SocketLine> line_of(os::Fd socket) override {
+  std::unique_ptr<rendezvous::Line> line_of(os::Fd socket) override {
     Endpoint from;
     socklen_t length = static_cast<socklen_t>(from.capacity());
     if (::getpeername(socket.get(), from.data(), &length) != 0) return nullptr;
-    from.resize(length);
-    tune(socket.get());
-    return std::make_unique<rendezvous::SocketLine>(std::move(socket), text_of(from), bytes_of(from.address()));
+    std::unique_ptr<rendezvous::SocketLine> line;
+    if (from.data()->sa_family == AF_UNIX) {
+      if (!os::is_of_own_user(socket)) return nullptr;
+      line = std::make_unique<rendezvous::SocketLine>(std::move(socket), "a process of this host");
+    } else {
+      from.resize(length);
+      tune(socket.get());
+      line = std::make_unique<rendezvous::SocketLine>(std::move(socket), text_of(from), bytes_of(from.address()));
+    }
+    const auto trunk = std::make_shared<rendezvous::Trunk>(std::move(line));
+    trunks_.push_back(trunk);
+    return std::make_unique<rendezvous::TrunkLine>(trunk);
   }
 
  private:
+  /// Returns the name of the abstract socket at which the ranks of this host find their relay.
+  [[nodiscard]] std::string relay_name(const rendezvous::Token& token) const {
+    const std::string place = place_.path.empty() ? fmt::format("{}:{}", place_.host, place_.port) : place_.path;
+    return rendezvous::local_name(fmt::format("relay {} {}", os::hex_text(token), place));
+  }
+
+  /// Connects to the relay of this host, and returns the line. Returns null if this rank has become the relay itself,
+  /// or must do without one.
+  std::unique_ptr<rendezvous::Line> join_relay(const rendezvous::Hello& hello) {
+    const std::string name = relay_name(hello.token);
+    constexpr int most_tries = 3;
+    for (int tries = 0; tries < most_tries; ++tries) {
+      try {
+        if (auto socket = os::connect_abstract(name))
+          return std::make_unique<rendezvous::LineToRelay>(greet(std::move(*socket), "@" + name, hello), news_);
+        relay_ = std::make_unique<rendezvous::Relay>(os::listen_abstract(name), hello);
+        return nullptr;
+      } catch (const Error& error) {
+        // Another rank has claimed the name meanwhile.
+        if (error.os_error() == EADDRINUSE) continue;
+        log(LogLevel::info, fmt::format("tcp_group: this rank connects to rank 0 itself: {}", error.what()));
+        return nullptr;
+      }
+    }
+    return nullptr;
+  }
+
   /// A host name may resolve to a different address here than on other hosts (127.0.1.1 on Debian). A numeric address
   /// is used unchanged.
   Acceptor listen_at_place(asio::io_context& io) {
@@ -223,7 +317,7 @@ class TcpSockets final : public rendezvous::Sockets {
   }
 
   /// Returns an empty Fd if no process listens there, and sets the reason.
-  static os::Fd connect(const Endpoint& endpoint, rendezvous::Clock::time_point until, std::string& reason) {
+  os::Fd connect(const Endpoint& endpoint, rendezvous::Clock::time_point until, std::string& reason) {
     asio::io_context io;
     os::Fd socket(new_socket(io, endpoint).release());
     tune(socket.get());
@@ -232,6 +326,7 @@ class TcpSockets final : public rendezvous::Sockets {
       group::check_interrupted("tcp_group");
       pollfd entry{socket.get(), POLLOUT, 0};
       os::poll_sockets({&entry, 1}, group::between_questions);
+      if (relay_) relay_->move();
       socklen_t length = sizeof failure;
       if (entry.revents != 0)
         ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &failure, &length);
@@ -249,6 +344,9 @@ class TcpSockets final : public rendezvous::Sockets {
   PublishedAddress published_;
   asio::ip::address first_ = asio::ip::address_v4::loopback();
   std::size_t next_ = 0;
+  std::vector<std::weak_ptr<rendezvous::Trunk>> trunks_;  // used by rank 0
+  std::unique_ptr<rendezvous::Relay> relay_;              // set on the relay of this host
+  rendezvous::RelayNews news_;
 };
 
 /// The contribution of a rank to the first round.
@@ -323,8 +421,8 @@ std::shared_ptr<Group> tcp_group(const TcpGroupOptions& options) {
                     "is up. Start one (for ranks of one host: ip link set lo up), or use local_group()",
                     options.rank, os::host_name(), os::process_id()),
         {.rank = options.rank, .pid = os::process_id(), .host = os::host_name()});
-  // Each rank has connections to and from every other rank. Rank 0 also has the connections of the rendezvous.
-  os::allow_more_open_files(4 * static_cast<std::uint64_t>(options.size) + 64);
+  // The rendezvous has one connection per host at rank 0, and one per rank of its host at a relay.
+  os::allow_more_open_files(static_cast<std::uint64_t>(options.size) + 64);
   auto owner = std::make_unique<tcp::TcpSockets>(place, tcp::key_of(options), options.listener);
   const tcp::TcpSockets& sockets = *owner;
   rendezvous::Session session(

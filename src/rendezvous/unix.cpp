@@ -49,12 +49,14 @@ class UnixSockets final : public Sockets {
 
  protected:
   [[nodiscard]] Token token() const override { return token_; }
-  os::Fd listen() override {
+  std::vector<os::Fd> listen() override {
     // An earlier group with this key holds the name until its rendezvous has ended.
     const Clock::time_point patience = std::min(deadline_, Clock::now() + 5s);
     for (;;) {
       try {
-        return os::listen_abstract(name_);
+        std::vector<os::Fd> listeners;
+        listeners.push_back(os::listen_abstract(name_));
+        return listeners;
       } catch (const Error& error) {
         if (error.os_error() != EADDRINUSE) throw;
         if (Clock::now() > patience)
@@ -66,7 +68,7 @@ class UnixSockets final : public Sockets {
       group::sleep_unless_interrupted(5ms, "local_group");
     }
   }
-  std::unique_ptr<SocketLine> line_of(os::Fd socket) override {
+  std::unique_ptr<Line> line_of(os::Fd socket) override {
     if (!os::is_of_own_user(socket)) return nullptr;
     return std::make_unique<SocketLine>(std::move(socket), "a process of this host");
   }
