@@ -46,15 +46,26 @@ void check_frames(std::span<const std::byte> bytes, MessageKind way) {
 
 void check_rendezvous(std::span<const std::byte> bytes) {
   for (const auto& limits :
-       {rendezvous::MessageLimits{ranks, true, false}, rendezvous::MessageLimits{ranks, true, true},
-        rendezvous::MessageLimits{ranks, false, false}}) {
+       {rendezvous::MessageLimits{ranks, true, false, false}, rendezvous::MessageLimits{ranks, true, true, false},
+        rendezvous::MessageLimits{ranks, false, false, false}, rendezvous::MessageLimits{ranks, true, true, true},
+        rendezvous::MessageLimits{ranks, false, false, true}}) {
     const auto head = rendezvous::parse_head(first_of<rendezvous::MessageHead>(bytes), limits);
     if (!head) continue;
     require(head->bytes <= ranks * (rendezvous::longest_part + 1024) && head->descriptors <= 4 * ranks);
-    if (head->word != rendezvous::Word::all) continue;
     rendezvous::Message message{.word = head->word, .body = std::vector<std::byte>(head->bytes)};
     const auto rest = bytes.subspan(std::min(bytes.size(), sizeof(rendezvous::MessageHead)));
     std::ranges::copy(rest.first(std::min(rest.size(), message.body.size())), message.body.begin());
+    if (head->word == rendezvous::Word::through) {
+      require(limits.is_trunk);
+      const auto carried = rendezvous::parse_carried(message.body, ranks);
+      if (!carried) continue;
+      require(!carried->lines.empty() && carried->lines.size() <= ranks);
+      rendezvous::MessageLimits inner_limits = limits;
+      inner_limits.is_trunk = false;
+      const auto inner = rendezvous::parse_whole(carried->bytes, inner_limits);
+      require(!inner || (inner->body.size() < carried->bytes.size() && inner->word != rendezvous::Word::through));
+    }
+    if (head->word != rendezvous::Word::all) continue;
     for (const bool is_first : {true, false})
       if (const auto members = rendezvous::decode(message, ranks, is_first)) require(members->size() == ranks);
   }

@@ -3,6 +3,7 @@
 
 #include "src/rendezvous/session.hpp"
 
+#include <array>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -213,9 +214,11 @@ TEST_CASE("a head is refused before its length is allocated: each word, at each 
     bool is_root, is_known;
     std::uint64_t least, most;
     std::uint32_t descriptors;
+    bool is_on_trunk = false;  // refused on other connections
   };
   const std::uint64_t failure = failure_message(Error(ErrorKind::io, "x"))->bytes.size() - sizeof(MessageHead);
   const std::uint64_t all = 3 * (8 + 32 + 255 + any);
+  constexpr std::uint64_t head = sizeof(MessageHead);
   const Row rows[] = {
       {Word::hello, true, false, hello, hello, 0},
       {Word::heard, false, true, hello, hello, 0},
@@ -229,20 +232,37 @@ TEST_CASE("a head is refused before its length is allocated: each word, at each 
       {Word::failure, true, true, failure, failure, 0},
       {Word::failure, false, true, failure, failure, 0},
       {Word::failure, false, false, failure, failure, 0},
+      {Word::through, true, true, 8 + head, 8 + head + any, 0, true},
+      {Word::through, false, true, 8 + head, 4 * (1 + 3 + most_other_lines) + head + all, 0, true},
+      {Word::through, false, false, 8 + head, 4 * (1 + 3 + most_other_lines) + head + all, 0, true},
+      {Word::line_ended, true, true, sizeof(LineEnd), sizeof(LineEnd), 0, true},
+      {Word::relay_card, false, true, sizeof(RelayCard), sizeof(RelayCard), 0},
+      {Word::relay_card, false, false, sizeof(RelayCard), sizeof(RelayCard), 0},
   };
-  for (std::uint32_t word = 0; word <= 8; ++word) {
-    for (const auto& [is_root, is_known] : {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
+  for (std::uint32_t word = 0; word <= 11; ++word) {
+    for (const auto& [is_root, is_known, is_trunk] : {std::array{true, true, true},
+                                                      {true, false, true},
+                                                      {false, true, true},
+                                                      {false, false, true},
+                                                      {true, true, false},
+                                                      {true, false, false},
+                                                      {false, true, false},
+                                                      {false, false, false}}) {
       CAPTURE(word);
+      CAPTURE(is_trunk);
       CAPTURE(is_root);
       CAPTURE(is_known);
-      const auto row = std::ranges::find_if(rows, [&, root = is_root, known = is_known](const Row& each) {
-        return each.word == static_cast<Word>(word) && each.is_root == root && each.is_known == known;
-      });
+      const auto row =
+          std::ranges::find_if(rows, [&, root = is_root, known = is_known, trunk = is_trunk](const Row& it) {
+            return it.word == static_cast<Word>(word) && it.is_root == root && it.is_known == known &&
+                   (trunk || !it.is_on_trunk);
+          });
       const bool is_allowed = row != std::end(rows);
       const Row limits = is_allowed ? *row : Row{};
-      const auto takes = [&, root = is_root, known = is_known](std::uint64_t bytes, std::uint32_t descriptors) {
+      const auto takes = [&, root = is_root, known = is_known, trunk = is_trunk](std::uint64_t bytes,
+                                                                                 std::uint32_t descriptors) {
         return parse_head({.word = static_cast<Word>(word), .descriptors = descriptors, .bytes = bytes},
-                          {.size = 3, .is_root = root, .is_known = known})
+                          {.size = 3, .is_root = root, .is_known = known, .is_trunk = trunk})
             .has_value();
       };
       CHECK(takes(limits.least, 0) == is_allowed);
@@ -253,6 +273,61 @@ TEST_CASE("a head is refused before its length is allocated: each word, at each 
       CHECK(!takes(limits.most, limits.descriptors + 1));
     }
   }
+}
+
+TEST_CASE("a message that a relay passes on is taken apart, and any other bytes are refused") {
+  const MessageLimits to_root{.size = 3, .is_root = true, .is_known = true};
+  const std::array<std::uint32_t, 2> lines = {4, 0};
+  const OutgoingPointer part = make_message(Word::part, std::array{std::byte{7}});
+  std::vector<std::byte> bytes = carrier_of(lines, *part)->bytes;
+  bytes.insert(bytes.end(), part->bytes.begin(), part->bytes.end());
+  MessageHead head;
+  std::memcpy(&head, bytes.data(), sizeof head);
+  CHECK(head.word == Word::through);
+  CHECK(head.bytes == bytes.size() - sizeof head);
+  const std::span<const std::byte> body = std::span(bytes).subspan(sizeof head);
+  const auto carried = parse_carried(body, 2);
+  REQUIRE(carried);
+  CHECK(carried->lines == std::vector<std::uint32_t>{4, 0});
+  const auto inner = parse_whole(carried->bytes, to_root);
+  REQUIRE(inner);
+  CHECK(inner->word == Word::part);
+  CHECK(inner->body == std::vector{std::byte{7}});
+  CHECK(!parse_carried(body, 1));
+  CHECK(!parse_carried({}, 2));
+  CHECK(!parse_carried(std::vector<std::byte>(100), 2));
+  CHECK(!parse_carried(body.first(10), 2));
+  CHECK(!parse_whole(carried->bytes, {.size = 3}));
+  CHECK(!parse_whole(carried->bytes.first(carried->bytes.size() - 1), to_root));
+  CHECK(!parse_whole({}, to_root));
+  // A message on a trunk contains no other one.
+  CHECK(!parse_whole(bytes, {.size = 3, .is_root = true, .is_known = true, .is_trunk = false}));
+}
+
+TEST_CASE("a rank behind a relay names the relay if it is lost, and both it and rank 0 at the deadline") {
+  const auto script_of = [](const std::string& reason, bool is_heard) {
+    auto script = std::make_shared<Script>();
+    RelayCard card{.relay = hello_of(2)};
+    put_text(card.reason, reason);
+    script->comes(Word::relay_card, std::as_bytes(std::span(&card, 1)));
+    if (is_heard) script->comes(Word::heard, bytes_of(hello_of(0)));
+    return script;
+  };
+  Error error = guest_error(script_of("", true));
+  CHECK_MESSAGE((error.kind() == ErrorKind::timeout && error.rank() == 2 && error.pid() == 1002), error.what());
+  CHECK_MESSAGE((says(error, "rank 0 (host ") && says(error, "or rank 2 (host ")), error.what());
+  auto lost = script_of("", true);
+  lost->end = Line::End{.words = "closed"};
+  error = guest_error(lost);
+  CHECK_MESSAGE((error.kind() == ErrorKind::peer_lost && error.rank() == 2), error.what());
+  error = guest_error(script_of("Connection refused", false));
+  CHECK_MESSAGE((error.kind() == ErrorKind::timeout && error.rank() == 0), error.what());
+  CHECK_MESSAGE(says(error, "Connection refused, tried by rank 2 (host "), error.what());
+  lost = script_of("Connection refused", false);
+  lost->end = Line::End{.words = "closed"};
+  CHECK(says(guest_error(lost), "there is no line"));
+  error = guest_error(script_of("", false));
+  CHECK_MESSAGE(says(error, "rank 2 (host "), error.what());
 }
 
 TEST_CASE("rank 0's own failures name rank 0, and it sends them to all ranks") {
