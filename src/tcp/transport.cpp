@@ -317,7 +317,9 @@ std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, s
                         "and that its host can be reached from this one, or raise MUSTER_TIMEOUT (seconds)",
                         self, std::chrono::duration<double>(timeout).count(), on, on),
             {.rank = on});
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      // With many ranks per core, ranks that poll would take the processor from those that have something to do.
+      const LockHold hold(*this);
+      io_->run_one_for(std::chrono::milliseconds(20));
     }
   };
   const auto receive_from = [&](int from, std::size_t bytes) {
