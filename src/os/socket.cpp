@@ -56,6 +56,14 @@ Fd bind_abstract(const std::string& name, int type) {
   return socket;
 }
 
+ucred peer_of(const Fd& socket) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
+    throw errno_error("Unix socket: reading the credentials of the peer");
+  return credentials;
+}
+
 /// Returns whether an error means that the connection is lost, in contrast to a shortage of this process.
 bool is_loss(int error) noexcept {
   switch (error) {
@@ -120,11 +128,11 @@ std::optional<Fd> accept_next(const Fd& listener) {
 }
 
 bool is_of_own_user(const Fd& socket) {
-  ucred credentials{};
-  socklen_t length = sizeof credentials;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
-    throw errno_error("Unix socket: reading the credentials of the peer");
-  return credentials.uid == user_id();
+  return peer_of(socket).uid == user_id();
+}
+
+std::int64_t peer_pid(const Fd& socket) {
+  return peer_of(socket).pid;
 }
 
 Transferred send_some(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {

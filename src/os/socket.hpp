@@ -36,6 +36,9 @@ bool is_name_held(const std::string& name);
 std::optional<Fd> accept_next(const Fd& listener);
 /// Returns whether the process at the other end of a Unix socket belongs to the user of this process.
 bool is_of_own_user(const Fd& socket);
+/// Returns the process at the other end of a Unix socket, or 0 if it is in a PID namespace that this process cannot
+/// see.
+std::int64_t peer_pid(const Fd& socket);
 
 enum class SocketStatus : std::uint8_t { done, again, closed };
 struct Transferred {

@@ -2,10 +2,14 @@
 // The step numbers are those of relay.hpp.
 #include "src/rendezvous/relay.hpp"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "src/base/fixed_string.hpp"
+#include "src/os/process.hpp"
+#include "src/rendezvous/unix.hpp"
 
 namespace muster::rendezvous {
 namespace {
@@ -32,6 +36,10 @@ OutgoingPointer again(const Message& message) {
 }
 
 }  // namespace
+
+std::string relay_name(const Token& token, const std::string& address) {
+  return local_name(fmt::format("relay {} {}", os::hex_text(token), address));
+}
 
 /// The relay's own line. It passes the messages for the ranks behind the relay on.
 class Relay::TrunkEnd final : public FilteredLine {

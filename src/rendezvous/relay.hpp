@@ -30,6 +30,9 @@
 
 namespace muster::rendezvous {
 
+/// Returns the name of step 1. `address` is that of the rendezvous.
+std::string relay_name(const Token& token, const std::string& address);
+
 /// A line that has a socket of its own, but gives its messages another meaning.
 class FilteredLine : public LineOnSocket {
  public:

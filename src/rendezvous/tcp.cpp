@@ -48,7 +48,6 @@
 #include "src/os/process.hpp"
 #include "src/rendezvous/address_file.hpp"
 #include "src/rendezvous/relay.hpp"
-#include "src/rendezvous/unix.hpp"
 #include "src/tcp/transport.hpp"
 
 namespace muster {
@@ -204,7 +203,7 @@ class TcpSockets final : public rendezvous::Sockets {
       all.emplace_back(acceptor.release());
     }
     try {
-      all.push_back(os::listen_abstract(relay_name(token())));
+      all.push_back(os::listen_abstract(rendezvous::relay_name(token(), text())));
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): another rank of this host is the relay already
     }
     if (!place_.path.empty()) publish(place_.path, published_);
@@ -230,21 +229,22 @@ class TcpSockets final : public rendezvous::Sockets {
   }
 
  private:
-  /// Returns the name of the abstract socket at which the ranks of this host find their relay.
-  [[nodiscard]] std::string relay_name(const rendezvous::Token& token) const {
-    const std::string place = place_.path.empty() ? fmt::format("{}:{}", place_.host, place_.port) : place_.path;
-    return rendezvous::local_name(fmt::format("relay {} {}", os::hex_text(token), place));
+  /// Returns the address in one form.
+  [[nodiscard]] std::string text() const {
+    return place_.path.empty() ? fmt::format("{}:{}", place_.host, place_.port) : place_.path;
   }
 
   /// Connects to the relay of this host, and returns the line. Returns null if this rank has become the relay itself,
   /// or must do without one.
   std::unique_ptr<rendezvous::Line> join_relay(const rendezvous::Hello& hello) {
-    const std::string name = relay_name(hello.token);
+    const std::string name = rendezvous::relay_name(hello.token, text());
     constexpr int most_tries = 3;
     for (int tries = 0; tries < most_tries; ++tries) {
       try {
-        if (auto socket = os::connect_abstract(name))
-          return std::make_unique<rendezvous::LineToRelay>(greet(std::move(*socket), "@" + name, hello), news_);
+        if (auto socket = os::connect_abstract(name)) {
+          std::string from = fmt::format("the relay of this host (pid {})", os::peer_pid(*socket));
+          return std::make_unique<rendezvous::LineToRelay>(greet(std::move(*socket), std::move(from), hello), news_);
+        }
         relay_ = std::make_unique<rendezvous::Relay>(os::listen_abstract(name), hello);
         return nullptr;
       } catch (const Error& error) {
