@@ -148,7 +148,7 @@ class TcpSockets final : public rendezvous::Sockets {
     return nullptr;
   }
   [[nodiscard]] milliseconds pause(int tries) const override {
-    return milliseconds(std::min(2 << std::min(tries, 8), 500));
+    return milliseconds(std::min(1 << std::min(tries, 9), 500));
   }
 
   std::vector<std::unique_ptr<rendezvous::Line>> arrivals() override {
