@@ -95,8 +95,12 @@ Relay::~Relay() {
 
 void Relay::tell_reason(const std::string& reason) {
   reason_ = reason;
+  send_cards();
+}
+
+void Relay::send_cards() {
   for (Branch& branch : branches_)
-    if (branch.hello) send_card(branch);
+    if (branch.hello && !branch.is_heard) send_card(branch);
   told_ = Clock::now();
 }
 
@@ -114,7 +118,7 @@ void Relay::move() {
   if (listener_) accept();
   for (Branch& branch : branches_) hear(branch);
   std::erase_if(branches_, [](const Branch& branch) { return branch.is_over; });
-  if (!is_heard_ && Clock::now() - told_ > between_cards) tell_reason(reason_);
+  if (Clock::now() - told_ > between_cards) send_cards();
 }
 
 void Relay::accept() {
@@ -180,7 +184,7 @@ void Relay::open(Branch& branch) {
 void Relay::send_card(Branch& branch) {
   RelayCard card{.relay = own_};
   if (is_heard_) card.root = root_;
-  put_text(card.reason, is_heard_ ? std::string() : reason_);
+  put_text(card.reason, is_heard_ ? "it has not answered yet" : reason_);
   branch.line->send(message_of(Word::relay_card, card));
 }
 

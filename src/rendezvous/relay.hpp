@@ -5,9 +5,10 @@
 //  1. The ranks of one host and user find each other at an abstract Unix socket. Its name is a hash of the job's token
 //     and address. The first rank that claims the name is the relay. It connects to rank 0. The connection is a trunk.
 //     Rank 0 claims the name too if it is free, and then needs no trunk to the ranks of its host.
-//  2. The other ranks connect to the relay and send it their hello. The relay answers with its card, and again after
-//     each failed attempt to reach rank 0 and once per second. A rank that receives no card for several seconds leaves
-//     the relay, and connects to rank 0 itself. If the relay ends, the next rank claims the name.
+//  2. The other ranks connect to the relay and send it their hello. The relay answers with its card. Until rank 0 has
+//     accepted a rank, the relay sends the card again once per second, and after each failed attempt to reach rank 0. A
+//     rank that receives no card for several seconds leaves the relay, and connects to rank 0 itself. If the relay
+//     ends, the next rank claims the name.
 //  3. When rank 0 has accepted the relay, the relay gives a number to the line of each rank behind it, and passes their
 //     hellos on. From then on it passes all messages on: from a rank with the number of its line, and from rank 0 to
 //     the lines that rank 0 names. Rank 0 sends a message for several ranks once per trunk.
@@ -88,6 +89,7 @@ class Relay {
   void open(Branch& branch);
   void leave(Branch& branch, const Line::End& end);
   void send_card(Branch& branch);
+  void send_cards();
   void tell_failure();
   void carry(const Branch& branch, const OutgoingPointer& message);
   /// Passes a message of rank 0 on. Sets `own` if it is for this rank. Returns false if it is malformed.
@@ -107,7 +109,7 @@ class Relay {
   OutgoingPointer own_failure_;  // the failure that this rank has sent to rank 0
 };
 
-/// What a rank behind a relay learns from its line.
+/// The facts that a line to a relay leaves to the next attempt of its rank.
 struct RelayNews {
   bool was_silent = false;                 ///< the rank has left the relay because it was silent
   std::array<std::uint8_t, 16> root = {};  ///< RelayCard::root
@@ -162,7 +164,7 @@ class Trunk {
   std::vector<std::shared_ptr<Branch>> fresh_;
 };
 
-/// Rank 0's line to a relay, or to a rank without one: `branch` is null. Or to a rank behind the relay.
+/// Rank 0's line to the rank at the other end of a trunk (`branch` is null), or to a rank behind that one.
 class TrunkLine final : public LineOnSocket {
  public:
   explicit TrunkLine(std::shared_ptr<Trunk> trunk, std::shared_ptr<Trunk::Branch> branch = nullptr)
