@@ -230,8 +230,8 @@ TEST_CASE(
       });
     });
     if (rank == 0) return expect(error, ErrorKind::timeout, 1, "rank 1 (host ");
-    const std::string relay = "the relay of this host (pid " + std::to_string(words[3].load()) + ")";
-    expect(error, ErrorKind::timeout, 0, relay.c_str());
+    // Whether the relay has sent its card yet is left to chance.
+    expect(error, ErrorKind::timeout, 0, ("pid " + std::to_string(words[3].load()) + ")").c_str());
   });
   check_ended(processes.wait_and_kill(1, 10s), {1});
 }
