@@ -141,6 +141,7 @@ class TcpSockets final : public rendezvous::Sockets {
       os::Fd socket = connect(endpoint, until, reason);
       if (!socket) continue;
       first_ = endpoint.address();
+      news_ = {};
       auto line = greet(std::move(socket), text_of(endpoint), hello);
       if (relay_) return relay_->make_trunk(std::move(line), bytes_of(first_));
       return line;

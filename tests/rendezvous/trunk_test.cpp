@@ -47,8 +47,8 @@ void carry_to(SocketLine& line, const std::vector<std::uint32_t>& numbers, const
 }
 
 /// Waits for a message, which must arrive.
-Message receive(Line& line, const MessageLimits& limits) {
-  const auto until = Clock::now() + 5s;
+Message receive(Line& line, const MessageLimits& limits, std::chrono::milliseconds patience = 5s) {
+  const auto until = Clock::now() + patience;
   while (Clock::now() < until) {
     SocketLine* const socket = &static_cast<LineOnSocket&>(line).carrier();
     wait_for_sockets(std::span(&socket, 1), {}, 20ms);
@@ -201,7 +201,7 @@ TEST_CASE(
     advance(relay);
     const MessageLimits limits{.size = 3, .is_root = true, .is_known = true, .is_trunk = true};
     if (leaves) {
-      CHECK_THROWS_AS((void)receive(*far, limits), RankFailure);
+      CHECK_THROWS_AS((void)receive(*far, limits, 200ms), RankFailure);
     } else {
       CHECK(receive(*far, limits).word == Word::through);
       CHECK(receive(*far, limits).word == Word::line_ended);
