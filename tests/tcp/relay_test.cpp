@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <functional>
 #include <set>
@@ -280,5 +281,18 @@ TEST_CASE("the name of a relay that another user has taken keeps no rank out") {
     words[1] = 1;
     group.reset();
     RANK_CHECK(multihost::end_all("tcp"));
+  });
+}
+
+TEST_CASE("rank 0 that may open too few files for its hosts is the cause that all ranks throw, with the remedy") {
+  if (!can_imitate_hosts()) return;
+  const std::string address = free_local_address();
+  run_processes(12, [&](int rank) {
+    enter_host(rank);
+    if (rank == 0) limit_open_files(8, 8);
+    const Error error = error_of(ErrorKind::io, {"rank 0 (host ", "ulimit -n"}, [&] {
+      (void)tcp_group({.address = address, .rank = rank, .size = 12, .timeout = 20s, .key = "test"});
+    });
+    if (error.rank() != 0 || error.os_error() != EMFILE) throw RankFailure(error.what());
   });
 }
