@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "muster/version.hpp"
 #include "src/base/fixed_string.hpp"
 #include "src/os/process.hpp"
 #include "src/rendezvous/unix.hpp"
@@ -38,7 +39,7 @@ OutgoingPointer again(const Message& message) {
 }  // namespace
 
 std::string relay_name(const Token& token, const std::string& address) {
-  return local_name(fmt::format("relay {} {}", os::hex_text(token), address));
+  return local_name(fmt::format("relay {} {} {}", version(), os::hex_text(token), address));
 }
 
 /// The relay's own line. It passes the messages for the ranks behind the relay on.
@@ -84,6 +85,8 @@ Relay::~Relay() {
       std::vector<SocketLine*> left;
       for (Branch& branch : branches_) {
         branch.line->move();
+        // Only a read detects that the rank has ended.
+        while (branch.line->next({.size = own_.size, .is_root = true, .is_known = branch.hello != nullptr})) continue;
         if (!branch.line->is_drained() && !branch.line->end()) left.push_back(branch.line.get());
       }
       if (left.empty() || Clock::now() > until) return;
@@ -130,10 +133,9 @@ void Relay::accept() {
     }
   } catch (const Error&) {
     if (std::erase_if(branches_, [](const Branch& branch) { return !branch.hello; }) != 0) return;
-    if (is_heard_) throw;
-    // This process lacks descriptors or memory. Another rank can be the relay.
+    // This process lacks descriptors or memory. Another rank can be the relay of the ranks that still come.
     listener_.reset();
-    branches_.clear();
+    if (!is_heard_) branches_.clear();
   }
 }
 
@@ -145,10 +147,10 @@ void Relay::hear(Branch& branch) {
     take(branch, *message);
   }
   if (branch.is_over) return;
-  const auto end = branch.line->end();
-  // If a rank ends before rank 0 has received its hello, open() passes the hello on, and rank 0 then receives the end.
-  if (end && branch.is_open) leave(branch, *end);
-  if (!branch.hello && (end || Clock::now() - branch.since > longest_silence)) branch.is_over = true;
+  // A rank that has left already may have joined in another way, or may start again. Its hello is not passed on.
+  if (const auto end = branch.line->end()) return leave(branch, *end);
+  if (!branch.hello && Clock::now() - branch.since > longest_silence) branch.is_over = true;
+  open(branch);
 }
 
 void Relay::take(Branch& branch, const Message& message) {
@@ -157,13 +159,12 @@ void Relay::take(Branch& branch, const Message& message) {
     if (branch.is_over) return;
     branch.hello = again(message);
     send_card(branch);
-    open(branch);
     tell_failure();
     return;
   }
   if (branch.is_heard) return carry(branch, again(message));
-  // A rank that rank 0 has not accepted has nothing to send, except that it leaves this relay.
-  leave(branch, {.words = "it has left its relay"});
+  // A rank that rank 0 has not accepted has nothing to send.
+  leave(branch, {.is_garbage = true, .words = "a message before it was accepted"});
 }
 
 void Relay::leave(Branch& branch, const Line::End& end) {
@@ -231,16 +232,11 @@ void Relay::take_own(const Message& message) {
   tell_failure();
   if (message.word != Word::heard) return;
   is_heard_ = true;
-  for (Branch& branch : branches_) open(branch);
+  for (Branch& branch : branches_) hear(branch);
 }
 
 LineToRelay::~LineToRelay() {
-  if (is_heard_ || end()) return;
-  news_.was_silent = true;
-  try {
-    send(make_message(Word::late));
-  } catch (...) {  // NOLINT(bugprone-empty-catch): the relay sees that this line ends
-  }
+  if (!is_heard_ && !end()) news_.was_silent = true;
 }
 
 std::optional<Message> LineToRelay::next(const MessageLimits& limits) {

@@ -65,7 +65,7 @@ class Relay {
   void tell_reason(const std::string& reason);
   /// Returns this rank's line to rank 0, over the connected socket. `root` is the address of rank 0.
   std::unique_ptr<Line> make_trunk(std::unique_ptr<SocketLine> socket, const std::array<std::uint8_t, 16>& root);
-  /// Accepts ranks, and passes messages of the ranks on. Never waits. Throws as Line::move() does.
+  /// Accepts ranks, and passes the messages of the ranks on. Never waits. Throws as Line::move() does.
   void move();
   /// Adds the sockets for which wait_for_sockets() should wait.
   void add_to(std::vector<SocketLine*>& sockets, std::vector<const os::Fd*>& listeners) const;
@@ -119,7 +119,6 @@ struct RelayNews {
 class LineToRelay final : public FilteredLine {
  public:
   LineToRelay(std::unique_ptr<SocketLine> socket, RelayNews& news) : FilteredLine(std::move(socket)), news_(news) {}
-  /// Tells the relay if this rank leaves it before rank 0 has accepted this rank.
   ~LineToRelay() override;
   LineToRelay& operator=(LineToRelay&&) = delete;
   std::optional<Message> next(const MessageLimits& limits) override;

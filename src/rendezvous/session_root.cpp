@@ -104,12 +104,16 @@ class Root final : public Session::Side {
 
   /// Waits until each rank has sent its part.
   void collect() {
+    is_collecting_ = true;
     for (;;) {
       take_in();
       for (Visitor& visitor : visitors_) hear(visitor);
       std::erase_if(visitors_, [](const Visitor& visitor) { return visitor.is_over; });
       check_lost();
-      if (is_complete()) return;
+      if (is_complete()) {
+        is_collecting_ = false;
+        return;
+      }
       if (Clock::now() > deadline_) throw late();
       check_others();
       wait();
@@ -223,6 +227,11 @@ class Root final : public Session::Side {
           fmt::format("two processes are rank {}: {}; and {}. Give each process its own rank, and each job its own key",
                       number_of(hello), process_text(*other), process_text(hello)),
           details_of(hello));
+    // A hello that was under way for long may arrive after the rank has left its relay and has joined in another way.
+    if (known != nullptr && visitor.line->end()) {
+      visitor.is_over = true;
+      return;
+    }
     if (known != nullptr) known->is_over = true;
     known = &visitor;
     visitor.line->send(make_message(Word::heard, std::as_bytes(std::span(&own_, 1))));
@@ -232,7 +241,7 @@ class Root final : public Session::Side {
   void take(Visitor& visitor, Message& message) {
     if (message.word == Word::failure) throw failure_of(message);
     if (message.word == Word::late) {
-      if (members_.empty()) throw late();
+      if (is_collecting_) throw late();
       return;  // all parts have already been sent to this rank
     }
     if (visitor.has_part)
@@ -283,7 +292,10 @@ class Root final : public Session::Side {
                    "raise MUSTER_TIMEOUT (seconds)",
                    {.rank = terms_.number(0)});
     ErrorDetails details{.rank = terms_.number(missing.front())};
-    if (const Visitor* const visitor = visitor_of(missing.front())) {
+    // A rank that has joined and does not respond may be the relay of ranks that rank 0 has not seen.
+    const auto joined = std::ranges::find_if(missing, [this](int rank) { return visitor_of(rank) != nullptr; });
+    if (joined != missing.end()) {
+      const Visitor* const visitor = visitor_of(*joined);
       // A relay that is stopped also silences the ranks behind it.
       const Hello* const relay = visitor->line->relay();
       const bool is_cut_off = relay != nullptr && std::ranges::find(missing, relay->rank) != missing.end();
@@ -328,11 +340,13 @@ class Root final : public Session::Side {
         stuck = &visitor;
       }
       if (stuck == nullptr) return;
-      if (Clock::now() > until)
+      if (Clock::now() > until) {
+        const Hello& stopped = stuck->line->relay() != nullptr ? *stuck->line->relay() : *stuck->hello;
         throw error(ErrorKind::timeout,
                     fmt::format("{} did not receive its messages within {}. Check whether that process is stopped",
-                                name_of(*stuck->hello), since(begin_)),
-                    details_of(*stuck->hello));
+                                name_of(stopped), since(begin_)),
+                    details_of(stopped));
+      }
       check_others();
       wait_for(lines);
     }
@@ -398,6 +412,7 @@ class Root final : public Session::Side {
   Clock::time_point deadline_;
   Token token_{};
   bool is_first_ = true;  // the round is the first one
+  bool is_collecting_ = false;
   RoundPart own_part_;
   std::list<Visitor> visitors_;
   std::vector<Visitor*> ranks_;  // by rank; null: that rank has not joined

@@ -239,18 +239,21 @@ class TcpSockets final : public rendezvous::Sockets {
   /// or must do without one.
   std::unique_ptr<rendezvous::Line> join_relay(const rendezvous::Hello& hello) {
     const std::string name = rendezvous::relay_name(hello.token, text());
-    constexpr int most_tries = 3;
+    // Between its two system calls, another rank has claimed the name but does not listen yet.
+    constexpr int most_tries = 50;
     for (int tries = 0; tries < most_tries; ++tries) {
       try {
         if (auto socket = os::connect_abstract(name)) {
-          std::string from = fmt::format("the relay of this host (pid {})", os::peer_pid(*socket));
+          std::string from = fmt::format("rank 0 or the relay of this host (pid {})", os::peer_pid(*socket));
           return std::make_unique<rendezvous::LineToRelay>(greet(std::move(*socket), std::move(from), hello), news_);
         }
         relay_ = std::make_unique<rendezvous::Relay>(os::listen_abstract(name), hello);
         return nullptr;
       } catch (const Error& error) {
-        // Another rank has claimed the name meanwhile.
-        if (error.os_error() == EADDRINUSE) continue;
+        if (error.os_error() == EADDRINUSE) {
+          group::sleep_unless_interrupted(milliseconds(1), "tcp_group");
+          continue;
+        }
         log(LogLevel::info, fmt::format("tcp_group: this rank connects to rank 0 itself: {}", error.what()));
         return nullptr;
       }

@@ -167,7 +167,8 @@ int run(const Job& job) {
     const Report& report = *reports[static_cast<std::size_t>(rank)];
     if (rank == job.victim) continue;
     ++causes[get_text(report.words)];
-    is_right = is_right && report.named == job.victim && report.worked != 0;
+    is_right =
+        is_right && report.named == job.victim && report.worked != 0 && (job.victim >= 0 || report.words.front() == 0);
     resident += report.resident;
     descriptors = std::max(descriptors, report.descriptors.load());
   }
