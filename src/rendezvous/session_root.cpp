@@ -356,7 +356,10 @@ class Root final : public Session::Side {
   void tell_failure(const Error& cause) {
     transport_->give_up();
     const OutgoingPointer message = failure_message(cause);
-    std::erase_if(visitors_, [](const Visitor& visitor) { return visitor.is_over || visitor.gone; });
+    // A rank whose relay is lost may connect again to receive the cause.
+    std::erase_if(visitors_, [](const Visitor& visitor) {
+      return visitor.is_over || visitor.gone || (visitor.line->relay() != nullptr && visitor.line->is_over());
+    });
     std::vector<Line*> lines;
     std::size_t told = 0;
     for (Visitor& visitor : visitors_)
