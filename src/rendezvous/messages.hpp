@@ -55,7 +55,8 @@ struct Hello {
   std::int32_t size = 0;
   std::int64_t pid = 0;
   std::array<char, 128> host{};
-  std::array<std::byte, 72> reserved{};
+  std::uint32_t attempt = 0;  ///< counts the attempts of this process, so that rank 0 can tell an old hello
+  std::array<std::byte, 68> reserved{};
 };
 static_assert(sizeof(Hello) == 256);
 /// Returns the Hello of this process; its token is not set.

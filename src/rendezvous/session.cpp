@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "src/rendezvous/session_side.hpp"
@@ -16,6 +17,8 @@ using namespace std::chrono_literals;
 constexpr milliseconds longest_try = 5s;
 // A rank waits this much longer than its deadline: rank 0's error names the missing ranks.
 constexpr milliseconds grace = 2s;
+// The last value of Hello::attempt. A process may meet several times under one key.
+std::atomic<std::uint32_t> last_attempt{0};
 // A rank behind a relay waits even longer, so that the relay can pass its own error on.
 constexpr milliseconds relay_grace = 500ms;
 
@@ -93,7 +96,9 @@ class Guest final : public Session::Side {
     for (int tries = 0;; ++tries) {
       const Clock::time_point soon = std::min(deadline, Clock::now() + longest_try);
       relay_.reset();
-      line_ = transport_->reach(own_, soon, reason);
+      Hello hello = own_;
+      hello.attempt = ++last_attempt;
+      line_ = transport_->reach(hello, soon, reason);
       if (line_ && is_heard(soon, reason)) return;
       line_.reset();
       const Clock::time_point next_try = Clock::now() + transport_->pause(tries);

@@ -228,7 +228,7 @@ class Root final : public Session::Side {
                       number_of(hello), process_text(*other), process_text(hello)),
           details_of(hello));
     // A hello that was under way for long may arrive after the rank has left its relay and has joined in another way.
-    if (known != nullptr && visitor.line->end()) {
+    if (known != nullptr && (visitor.line->end() || hello.attempt < other->attempt)) {
       visitor.is_over = true;
       return;
     }
