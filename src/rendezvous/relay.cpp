@@ -9,6 +9,7 @@
 
 #include "muster/version.hpp"
 #include "src/base/fixed_string.hpp"
+#include "src/group/watchdog.hpp"
 #include "src/os/process.hpp"
 #include "src/rendezvous/unix.hpp"
 
@@ -18,8 +19,14 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::chrono::seconds between_cards{1};
-// A relay waits at most this long at its end until the ranks behind it have received everything.
-constexpr std::chrono::seconds longest_passing{1};
+// A relay waits at its end until the ranks behind it have received everything: at most this long while none of them
+// receives a byte, and at most this long in total.
+constexpr std::chrono::seconds longest_stall{1};
+constexpr std::chrono::seconds longest_passing{30};
+// A rank waits for an answer before it sends more, so few messages of it are ever under way.
+constexpr std::size_t most_queued = 8;
+// Trunk::next() takes at most this many messages of ranks behind the relay, so that rank 0 keeps its deadlines.
+constexpr int most_in_one_call = 256;
 
 Word word_of(const OutgoingMessage& message) {
   MessageHead head;
@@ -80,16 +87,22 @@ Relay::~Relay() {
     listener_.reset();
     if (!failure_) failure_ = own_failure_;
     tell_failure();
-    const Clock::time_point until = Clock::now() + longest_passing;
+    const Clock::time_point begin = Clock::now();
+    Clock::time_point moved = begin;
+    std::uint64_t sent_before = 0;
     for (;;) {
       std::vector<SocketLine*> left;
+      std::uint64_t sent = 0;
       for (Branch& branch : branches_) {
         branch.line->move();
         // Only a read detects that the rank has ended.
         while (branch.line->next({.size = own_.size, .is_root = true, .is_known = branch.hello != nullptr})) continue;
         if (!branch.line->is_drained() && !branch.line->end()) left.push_back(branch.line.get());
+        sent += branch.line->sent_bytes();
       }
-      if (left.empty() || Clock::now() > until) return;
+      const Clock::time_point now = Clock::now();
+      if (std::exchange(sent_before, sent) != sent && !group::is_interrupted()) moved = now;
+      if (left.empty() || now - moved > longest_stall || now - begin > longest_passing) return;
       wait_for_sockets(left, {}, 5ms);
     }
   } catch (...) {  // NOLINT(bugprone-empty-catch): the ranks see this relay end instead
@@ -248,7 +261,8 @@ std::optional<Message> LineToRelay::next(const MessageLimits& limits) {
 
 std::optional<Message> Trunk::next(MessageLimits limits) {
   limits.is_trunk = true;
-  while (!garbage_) {
+  // The kernel holds the bytes of the other messages, so the next wait returns at once.
+  for (int taken = 0; !garbage_ && taken < most_in_one_call; ++taken) {
     auto message = socket_->next(limits);
     if (!message) return std::nullopt;
     if (message->word == Word::hello) hello_ = body_of<Hello>(*message);
@@ -272,13 +286,15 @@ bool Trunk::take(const Message& message, int size) {
   if (!carried || carried->lines.front() == 0) return false;
   std::shared_ptr<Branch>& branch = branches_[carried->lines.front()];
   auto inner = parse_whole(carried->bytes, {.size = size, .is_root = true, .is_known = branch != nullptr});
-  if (!inner || branches_.size() > static_cast<std::size_t>(size) + most_other_lines) return false;
+  const std::size_t most_lines = static_cast<std::size_t>(size) + most_other_lines;
+  if (!inner || branches_.size() > most_lines) return false;
   if (!branch) {
+    if (fresh_.size() >= most_lines) return false;
     branch = std::make_shared<Branch>(Branch{.number = carried->lines.front()});
     fresh_.push_back(branch);
   }
   branch->incoming.push_back(std::move(*inner));
-  return true;
+  return branch->incoming.size() <= most_queued;
 }
 
 void Trunk::send(std::span<const std::uint32_t> lines, const OutgoingPointer& message) {

@@ -136,7 +136,6 @@ class Trunk {
     std::uint32_t number = 0;
     std::deque<Message> incoming = {};
     std::optional<Line::End> end = {};
-    bool is_taken = false;  ///< rank 0 has taken it from arrivals()
   };
 
   explicit Trunk(std::unique_ptr<SocketLine> socket) : socket_(std::move(socket)) {}
@@ -144,7 +143,8 @@ class Trunk {
   [[nodiscard]] const SocketLine& socket() const noexcept { return *socket_; }
   /// Returns the Hello of the relay, or null before it has arrived.
   [[nodiscard]] const Hello* relay() const noexcept { return hello_ ? &*hello_ : nullptr; }
-  /// Reads all messages up to the next one of the relay itself, which it returns.
+  /// Reads messages up to the next one of the relay itself, which it returns. Returns nullopt if none has arrived, or
+  /// after many messages of other ranks.
   std::optional<Message> next(MessageLimits limits);
   [[nodiscard]] std::optional<Line::End> end() const { return garbage_ ? garbage_ : socket_->end(); }
   /// Sends one message to these lines.

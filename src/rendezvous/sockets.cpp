@@ -44,6 +44,7 @@ void SocketLine::move() {
       return;
     }
     sent_ += sent.bytes;
+    sent_bytes_ += sent.bytes;
     if (sent_ < message.bytes.size()) continue;
     sent_ = 0;
     outgoing_.pop_front();

@@ -3,6 +3,7 @@
 // Implements Line and Connector over connected stream sockets, Unix or TCP.
 
 #include <array>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -42,6 +43,8 @@ class SocketLine final : public LineOnSocket {
 
   [[nodiscard]] SocketLine& carrier() noexcept override { return *this; }
 
+  /// Returns how many bytes the kernel has accepted so far.
+  [[nodiscard]] std::uint64_t sent_bytes() const noexcept { return sent_bytes_; }
   /// Used by wait_for_sockets().
   [[nodiscard]] pollfd wanted() const noexcept;
   void ready(short events) noexcept;
@@ -58,6 +61,7 @@ class SocketLine final : public LineOnSocket {
   std::optional<End> end_;
   std::deque<OutgoingPointer> outgoing_;
   std::size_t sent_ = 0;     // bytes of outgoing_.front() that were sent
+  std::uint64_t sent_bytes_ = 0;
   bool is_readable_ = true;  // the socket may have bytes to read
   bool is_broken_ = false;   // no more bytes can be sent
   bool is_stalled_ = false;  // the kernel accepts bytes, but no more descriptors
