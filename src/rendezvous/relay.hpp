@@ -7,13 +7,13 @@
 //     Rank 0 claims the name too if it is free, and then needs no trunk to the ranks of its host.
 //  2. The other ranks connect to the relay and send it their hello. The relay answers with its card. Until rank 0 has
 //     accepted a rank, the relay sends the card again once per second, and after each failed attempt to reach rank 0. A
-//     rank that receives no card for several seconds leaves the relay, and connects to rank 0 itself. If the relay
-//     ends, the next rank claims the name.
+//     rank that receives no card for several seconds leaves the relay, and from then on connects to rank 0 itself. If
+//     the relay ends, the next rank claims the name.
 //  3. When rank 0 has accepted the relay, the relay gives a number to the line of each rank behind it, and passes their
 //     hellos on. From then on it passes all messages on: from a rank with the number of its line, and from rank 0 to
 //     the lines that rank 0 names. Rank 0 sends a message for several ranks once per trunk.
 //  4. The relay passes its own failure, or the one that rank 0 sends to it, to all ranks behind it. Before its
-//     rendezvous ends, it waits briefly until they have received everything.
+//     rendezvous ends, it waits until they have received everything, or no longer receive anything.
 // If the connection of a rank behind it ends, the relay reports this to rank 0, which names that rank. If a trunk ends,
 // rank 0 names the relay, and so do the ranks behind it.
 
@@ -111,7 +111,7 @@ class Relay {
 
 /// The facts that a line to a relay leaves to the next attempt of its rank.
 struct RelayNews {
-  bool was_silent = false;                 ///< the rank has left the relay because it was silent
+  bool was_silent = false;                 ///< the rank has left a silent relay, and tries no other one
   std::array<std::uint8_t, 16> root = {};  ///< RelayCard::root
 };
 

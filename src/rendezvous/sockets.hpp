@@ -60,7 +60,7 @@ class SocketLine final : public LineOnSocket {
   std::array<std::uint8_t, 16> address_;
   std::optional<End> end_;
   std::deque<OutgoingPointer> outgoing_;
-  std::size_t sent_ = 0;     // bytes of outgoing_.front() that were sent
+  std::size_t sent_ = 0;  // bytes of outgoing_.front() that were sent
   std::uint64_t sent_bytes_ = 0;
   bool is_readable_ = true;  // the socket may have bytes to read
   bool is_broken_ = false;   // no more bytes can be sent

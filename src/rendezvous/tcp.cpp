@@ -133,7 +133,7 @@ class TcpSockets final : public rendezvous::Sockets {
     hello.token = job_token(key_, number);
     // The file names another rank 0 now.
     if (relay_ && relay_->token() != hello.token) relay_.reset();
-    if (!relay_ && !std::exchange(news_.was_silent, false))
+    if (!relay_ && !news_.was_silent)
       if (auto line = join_relay(hello)) return line;
     // If one of several addresses belongs to a stranger, the next attempt begins with the next address.
     for (std::size_t i = 0; i < endpoints.size(); ++i) {
@@ -141,7 +141,7 @@ class TcpSockets final : public rendezvous::Sockets {
       os::Fd socket = connect(endpoint, until, reason);
       if (!socket) continue;
       first_ = endpoint.address();
-      news_ = {};
+      news_.root = {};
       auto line = greet(std::move(socket), text_of(endpoint), hello);
       if (relay_) return relay_->make_trunk(std::move(line), bytes_of(first_));
       return line;
