@@ -330,6 +330,28 @@ TEST_CASE("a rank behind a relay names the relay if it is lost, and both it and 
   CHECK_MESSAGE(says(error, "rank 2 (host "), error.what());
 }
 
+TEST_CASE("rank 0 ignores a hello that is older than the one that it has accepted from the same process") {
+  const auto script_of = [](std::uint32_t attempt, bool has_part) {
+    Hello hello = hello_of(2);
+    hello.attempt = attempt;
+    auto script = std::make_shared<Script>();
+    script->comes(Word::hello, bytes_of(hello));
+    if (has_part) script->comes(Word::part);
+    return script;
+  };
+  auto transport = std::make_unique<ScriptedTransport>();
+  const auto broken = script_of(2, false);
+  const auto newest = script_of(3, true);
+  const auto old = script_of(1, false);
+  broken->end = Line::End{.words = "closed"};
+  transport->scripts = {broken, newest, old, rank_script(1)};
+  Session session(terms_of(0), std::move(transport));
+  CHECK(session.round([] { return RoundPart{}; }, Clock::now() + 1s).size() == 3);
+  CHECK(broken->sent == std::vector{Word::heard});
+  CHECK(newest->sent == std::vector{Word::heard, Word::all});
+  CHECK(old->sent.empty());
+}
+
 TEST_CASE("rank 0's own failures name rank 0, and it sends them to all ranks") {
   const auto first = rank_script(1, false);
   const Error error = root_error({first}, []() -> RoundPart { throw Error(ErrorKind::unsupported, "no pidfd"); });

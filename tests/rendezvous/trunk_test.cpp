@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "doctest/doctest.h"
@@ -124,6 +125,16 @@ TEST_CASE("rank 0 blames the relay for each malformed message of its trunk") {
       [&](SocketLine& line) {
         for (std::uint32_t number = 1; number < 100; ++number) carry_to(line, {number}, hello);
       },
+      [&](SocketLine& line) {
+        for (std::uint32_t number = 1; number < 100; ++number) {
+          carry_to(line, {number}, hello);
+          line.send(message_with(Word::line_ended, LineEnd{.line = number}));
+        }
+      },
+      [&](SocketLine& line) {
+        carry_to(line, {7}, hello);
+        for (int i = 0; i < 8; ++i) carry_to(line, {7}, part);
+      },
   };
   for (std::size_t way = 0; way < ways.size(); ++way) {
     CAPTURE(way);
@@ -136,6 +147,76 @@ TEST_CASE("rank 0 blames the relay for each malformed message of its trunk") {
     REQUIRE(relay.end());
     CHECK(relay.end()->is_garbage);
   }
+}
+
+TEST_CASE("rank 0 takes a limited number of messages of a trunk at once, and the others later") {
+  auto [near, far] = pair_of_lines();
+  TrunkLine relay(std::make_shared<Trunk>(std::move(near)));
+  far->send(message_with(Word::hello, hello_on_trunk(1)));
+  CHECK(receive(relay, {.size = 3, .is_root = true}).word == Word::hello);
+  // One block of bytes, so that all of them fit into the buffers of the sockets.
+  auto block = std::make_shared<OutgoingMessage>();
+  const auto append = [&](const OutgoingPointer& message) {
+    block->bytes.insert(block->bytes.end(), message->bytes.begin(), message->bytes.end());
+  };
+  for (std::uint32_t number = 1; number <= 60; ++number) {
+    for (int i = 0; i < 6; ++i) {
+      const auto message = i == 0 ? message_with(Word::hello, hello_on_trunk(2)) : make_message(Word::part);
+      append(carrier_of(std::span(&number, 1), *message));
+      append(message);
+    }
+  }
+  append(make_message(Word::late));
+  far->send(block);
+  REQUIRE(far->is_drained());
+  SocketLine* const socket = &relay.carrier();
+  wait_for_sockets(std::span(&socket, 1), {}, 1s);
+  CHECK(!relay.next(from_known));
+  CHECK(!relay.end());
+  CHECK(relay.trunk().take_fresh().size() < 60);
+  CHECK(receive(relay, from_known).word == Word::late);
+}
+
+TEST_CASE("a relay waits at its end for a rank that still receives") {
+  constexpr int size = 600;
+  Hello own = own_hello(1, size);
+  own.token = token_of("trunk");
+  const std::string name = relay_name(token_of(unique_key()), "here");
+  auto relay = std::make_unique<Relay>(os::listen_abstract(name), own);
+  auto [near, far] = pair_of_lines();
+  auto trunk = relay->make_trunk(std::move(near), {});
+  SocketLine behind(std::move(*os::connect_abstract(name)), "relay");
+  behind.send(message_with(Word::hello, own));
+  advance(*relay);
+  far->send(message_with(Word::heard, own));
+  CHECK(receive(*trunk, {.size = size}).word == Word::heard);
+  const std::vector<std::byte> parts(std::size_t{size} * longest_part);
+  std::jthread rank_0(
+      [&root = *far, all = make_message(Word::all, parts), number = std::array<std::uint32_t, 2>{0, 1}] {
+        carry_to(root, {number.begin(), number.end()}, all);
+        while (!root.is_drained() && !root.end()) {
+          SocketLine* const socket = &root;
+          wait_for_sockets(std::span(&socket, 1), {}, 20ms);
+          root.move();
+        }
+      });
+  CHECK(receive(*trunk, {.size = size}, 20s).body.size() == parts.size());
+  rank_0.join();
+  trunk.reset();
+  // This rank needs more than two seconds, but never pauses for long.
+  std::size_t received = 0;
+  std::jthread slow([&] {
+    while (!behind.end() && received == 0) {
+      std::this_thread::sleep_for(200ms);
+      SocketLine* const socket = &behind;
+      wait_for_sockets(std::span(&socket, 1), {}, 0ms);
+      while (const auto message = behind.next({.size = size}))
+        if (message->word == Word::all) received = message->body.size();
+    }
+  });
+  relay.reset();
+  slow.join();
+  CHECK(received == parts.size());
 }
 
 TEST_CASE("a relay passes messages in both directions, and blames rank 0 for a malformed one") {

@@ -7,12 +7,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
+#include <fstream>
 #include <functional>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "doctest/doctest.h"
 #include "muster/interrupt.hpp"
@@ -37,6 +42,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int ranks = 4;
+const std::vector<int> usual_hosts = {0, 1, 1, 1};  // by rank
 
 enum class Deed { dies, stops, fails, is_interrupted, spoils };
 /// When the culprit acts: while it connects to rank 0, or when it prepares its part, after rank 0 has accepted it.
@@ -85,9 +91,10 @@ void await(std::atomic<std::uint64_t>& word) {
 }
 
 /// Starts the ranks in the order that makes rank 1 the relay of its host. `then` is called in each rank when it makes a
-/// TCP socket: in rank 1 to connect, and in each rank above 0 for its part.
+/// TCP socket: in rank 1 to connect, and in each rank for its part.
 std::shared_ptr<Group> join_in_order(SharedWords& words, const std::string& address, int rank, milliseconds deadline,
-                                     const std::function<void(int)>& then) {
+                                     const std::function<void(int)>& then,
+                                     const std::vector<int>& hosts = usual_hosts) {
   enum : int { root_listens, relay_connects };
   int sockets = 0;
   const FailingCall each_socket({.call = "socket", .path = "TCP", .then = [&] {
@@ -96,10 +103,11 @@ std::shared_ptr<Group> join_in_order(SharedWords& words, const std::string& addr
                                    if (rank == 1) words[relay_connects] = 1;
                                    then(++sockets);
                                  }});
-  enter_host(rank == 0 ? 0 : 1);
+  enter_host(hosts[static_cast<std::size_t>(rank)]);
   if (rank == 1) await(words[root_listens]);
   if (rank > 1) await(words[relay_connects]);
-  return tcp_group({.address = address, .rank = rank, .size = ranks, .timeout = deadline, .key = "test"});
+  return tcp_group(
+      {.address = address, .rank = rank, .size = static_cast<int>(hosts.size()), .timeout = deadline, .key = "test"});
 }
 
 void check(const Way& way) {
@@ -235,6 +243,86 @@ TEST_CASE(
     expect(error, ErrorKind::timeout, 0, ("pid " + std::to_string(words[3].load()) + ")").c_str());
   });
   check_ended(processes.wait_and_kill(1, 10s), {1});
+}
+
+namespace {
+
+enum : int { stopped = 8, connections };
+
+/// One process stops itself when it makes its second TCP socket, and is continued after all others have lost patience
+/// with it once. All ranks meet. `latecomer` starts after it has stopped.
+void check_pause(int paused, int latecomer, const std::vector<int>& hosts) {
+  SharedWords words;
+  const std::string address = free_local_address();
+  Ranks processes(ranks, [&](int rank) {
+    if (rank == latecomer) await(words[stopped]);
+    auto group = join_in_order(
+        words, address, rank, 60s,
+        [&](int sockets) {
+          if (rank != paused || sockets != 2) return;
+          words[stopped] = 1;
+          act(Deed::stops);
+        },
+        hosts);
+    gather_and_check(*group);
+    group.reset();
+    RANK_CHECK(multihost::end_all("tcp"));
+  });
+  await(words[stopped]);
+  std::this_thread::sleep_for(6500ms);
+  processes.signal(paused, SIGCONT);
+  check_ended(processes.wait(90s));
+}
+
+/// Returns how many connections the process has that listens at the address ("127.0.0.1:PORT").
+std::uint64_t connections_at(const std::string& address) {
+  std::array<char, 8> port{};
+  (void)std::snprintf(port.data(), port.size(), ":%04X", std::stoi(address.substr(address.rfind(':') + 1)));
+  std::uint64_t count = 0;
+  for (const char* const table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream lines(table);
+    std::string number;
+    std::string local;
+    std::string remote;
+    std::string state;
+    for (std::string line; std::getline(lines, line);)
+      if (std::istringstream(line) >> number >> local >> remote >> state)
+        count += local.ends_with(port.data()) && state == "01" ? 1 : 0;
+  }
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("a rank 0 that is stopped for seconds after it listens meets the ranks of its host and of another one") {
+  if (!can_imitate_hosts()) return;
+  check_pause(0, 3, {0, 1, 1, 0});
+}
+
+TEST_CASE("a relay that is stopped for seconds after rank 0 has accepted it delays its ranks only") {
+  if (!can_imitate_hosts()) return;
+  check_pause(1, 3, {0, 1, 1, 1});
+}
+
+TEST_CASE("rank 0 has one connection per other host") {
+  if (!can_imitate_hosts()) return;
+  SharedWords words;
+  const std::string address = free_local_address();
+  const std::vector<int> hosts = {0, 1, 1, 0, 2, 2, 2};
+  run_processes(static_cast<int>(hosts.size()), [&](int rank) {
+    // The sockets that a rank makes after all have joined are for connections to other ranks. No rank leaves the
+    // rendezvous meanwhile.
+    const auto count = [&](int) {
+      const std::uint64_t now = connections_at(address);
+      std::uint64_t before = words[connections];
+      while (before < now && !words[connections].compare_exchange_weak(before, now)) continue;
+    };
+    auto group = join_in_order(words, address, rank, 20s, count, hosts);
+    gather_and_check(*group);
+    group.reset();
+    RANK_CHECK(multihost::end_all("tcp"));
+  });
+  CHECK(words[connections] == 2);
 }
 
 TEST_CASE("a rank 0 that starts late meets a relay of its own host, and the ranks behind it") {
