@@ -17,10 +17,10 @@ using namespace std::chrono_literals;
 constexpr milliseconds longest_try = 5s;
 // A rank waits this much longer than its deadline: rank 0's error names the missing ranks.
 constexpr milliseconds grace = 2s;
-// The last value of Hello::attempt. A process may meet several times under one key.
-std::atomic<std::uint32_t> last_attempt{0};
 // A rank behind a relay waits even longer, so that the relay can pass its own error on.
 constexpr milliseconds relay_grace = 500ms;
+// The last value of Hello::attempt. A process may meet several times under one key.
+std::atomic<std::uint32_t> last_attempt{0};
 
 class Guest final : public Session::Side {
  public:
