@@ -22,8 +22,11 @@ using std::chrono::milliseconds;
 
 // The tags of groups begin at 8.
 constexpr int control_tag = first_tag;
-// A rank that has ended in order may terminate before this rank learns that all ranks are finished.
+// A message of a dead rank of this host may still arrive.
 constexpr milliseconds last_words{500};
+// From the second barrier on, a dead rank has probably ended in order, and this rank learns soon that all ranks are
+// finished. With many ranks per core that takes seconds.
+constexpr milliseconds last_words_at_the_end{5000};
 // After a failure success is unlikely. But if all ranks are alive, they still end within this time.
 constexpr milliseconds patience_after_failure{2000};
 // A rank that waits longer at its end for a rank below it reports that rank upwards.
@@ -304,7 +307,7 @@ void Context::advance() noexcept {
     step();
     if (has_ended()) return;
     look_for_the_dead();
-    if (death_seen_ && Clock::now() - *death_seen_ > last_words)
+    if (death_seen_ && Clock::now() - *death_seen_ > (may_have_ended() ? last_words_at_the_end : last_words))
       give_up(fmt::format("{} died", name_of(dead_.front())));
   } catch (const std::exception& error) {
     give_up(error.what());
@@ -388,6 +391,7 @@ void Context::look_for_the_dead() {
     dead_.push_back(neighbour.first);
     return true;
   });
+  if (may_have_ended()) return;
   for (; passed_on_ < dead_.size(); ++passed_on_) lose(dead_[passed_on_]);
 }
 

@@ -112,6 +112,8 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Returns whether the context has been closed or abandoned.
   [[nodiscard]] bool has_ended() const noexcept { return stage_.load() >= ConnectionStage::closed; }
   [[nodiscard]] bool is_closed() const noexcept { return stage_.load() == ConnectionStage::closed; }
+  /// Returns whether other ranks may have ended in order. They pass the second barrier only after all have entered it.
+  [[nodiscard]] bool may_have_ended() const noexcept { return stage_.load() >= ConnectionStage::second_barrier; }
   /// Ends all groups of the context and retires it.
   void end_groups() noexcept;
   /// Executes the next step of the end, if it is possible. Gives up if a rank of this host has died.

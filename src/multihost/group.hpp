@@ -124,9 +124,12 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   /// Sends `bytes`, which `keeper` keeps alive. The group may be destroyed before the send completes.
   void post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
             SendEnd finished = SendEnd::sent);
+  /// When a waiting rank begins to ask ranks of other hosts whether they make progress. A question may need a new
+  /// connection to the asked rank, and its answer one from there.
+  enum class Asking : std::uint8_t { soon, late };
   /// Waits for actions of ranks of other hosts, like wait_until; for routes. Advances the transport while it waits.
   template <class Done>
-  void wait_for(const Done& done, std::span<const int> on, const WaitOptions& options);
+  void wait_for(const Done& done, std::span<const int> on, const WaitOptions& options, Asking asking = Asking::soon);
   /// Runs a call of the transport between this rank and `other`. If the call fails, throws Error(peer_lost): the other
   /// rank can no longer be reached.
   template <class Call>
@@ -241,7 +244,7 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   [[noreturn]] void throw_lost(int other, const char* phase, const Error& error) const;
   void wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
             std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace,
-            bool may_have_left = false);
+            bool may_have_left = false, Asking asking = Asking::soon);
   [[nodiscard]] std::unique_ptr<const group::Peers> others() const;
   /// Returns the rank for which this one waits, or -1. In a round of its host, this is a rank that has not arrived.
   [[nodiscard]] int awaited() const;
@@ -369,8 +372,8 @@ auto HostsGroup::locally(int on, const Call& call) {
 }
 
 template <class Done>
-void HostsGroup::wait_for(const Done& done, std::span<const int> on, const WaitOptions& options) {
-  wait(done, {}, on, options, std::chrono::milliseconds(0));
+void HostsGroup::wait_for(const Done& done, std::span<const int> on, const WaitOptions& options, Asking asking) {
+  wait(done, {}, on, options, std::chrono::milliseconds(0), false, asking);
 }
 
 }  // namespace muster::multihost

@@ -90,13 +90,13 @@ class HostsTransfer final : public gather::Transfer {
     const int self = group_.rank();
     const bool fits = carriers_.are_used() && fits_carrier(records[static_cast<std::size_t>(self)]);
     const int carrier = carriers_.carrier_of(self);
+    if (carriers_.are_used()) sender_->be_one_of_many(fits ? most_carried : rides_along);
     if (carrier != self) {
       sender_->pass_to(carrier, fits, wait);
       if (fits) return;
     } else if (carriers_.are_used()) {
       sender_->carry(riders_, wait);
     }
-    if (fits) sender_->set_most_inline(most_carried);
     if (call_.value != nullptr) sender_->send_only(wait);
   }
 

@@ -56,7 +56,7 @@ void Sender::wait(const Done& done, const WaitOptions& options) {
         take_words();
         return done();
       },
-      std::span(&first_, 1), options);
+      std::span(&first_, 1), options, asking_);
 }
 
 void Sender::take_words() {
@@ -260,7 +260,7 @@ void Sender::drain(std::size_t most, const WaitOptions& options) {
           group_.throw_if_dead(first_);
           return false;
         },
-        std::span(&first_, 1), options);
+        std::span(&first_, 1), options, asking_);
   } catch (const Error& error) {
     // A live receiver receives all granted data if both sides advance the transport. The caller can then reuse the
     // memory of its views. Otherwise MPI may read it until the process ends, and the error of the group reports that.

@@ -125,8 +125,12 @@ class Sender final : public gather::PartSender {
   void pass_to(int carrier, bool has_part, const WaitOptions& options);
   /// On a carrier: sends the parts of the riders.
   void carry(std::span<const int> riders, const WaitOptions& options);
-  /// From now on, parts of at most this many bytes are sent with their header message.
-  void set_most_inline(std::uint64_t bytes) noexcept { most_inline_ = bytes; }
+  /// Called if carriers are used: parts of at most `most_inline` bytes are sent with their header message, and the root
+  /// is asked late.
+  void be_one_of_many(std::uint64_t most_inline) noexcept {
+    most_inline_ = most_inline;
+    asking_ = HostsGroup::Asking::late;
+  }
 
  private:
   template <class Done>
@@ -163,6 +167,7 @@ class Sender final : public gather::PartSender {
   std::uint64_t asked_ = 0;  // parts whose bytes need a grant
   std::uint64_t granted_ = 0;
   std::uint64_t most_inline_ = rides_along;
+  HostsGroup::Asking asking_ = HostsGroup::Asking::soon;
   // The part that is offered.
   OutgoingTree tree_;
   bool has_value_ = false;

@@ -29,8 +29,10 @@ constexpr std::chrono::microseconds spinning{200};
 // A nap is a small fraction of the wait so far. So a long wait uses almost no CPU time, and reacts only a little later.
 constexpr std::chrono::microseconds shortest_nap{100};
 constexpr int naps_a_wait = 64;
-constexpr milliseconds asking{1000};
+constexpr milliseconds between_two_questions{1000};
 constexpr milliseconds first_question{250};
+/// The ranks of a longer list are asked later.
+constexpr std::size_t most_asked_soon = 32;
 // A rank that has left may have sent the awaited message before.
 constexpr milliseconds last_messages{200};
 // The longest time that the last message of a round may take.
@@ -162,7 +164,7 @@ class HostsGroup::Others final : public group::Peers {
     const auto hold = group_.context_->lock();
     const auto answers = [this](int other) {
       const RemoteRankState& view = group_.view_of(other);
-      return view.heard != Clock::time_point{} && Clock::now() - view.heard < 3 * asking;
+      return view.heard != Clock::time_point{} && Clock::now() - view.heard < 3 * between_two_questions;
     };
     if (answers(rank)) return "alive";
     const std::vector<int>& mates = group_.hosts_->on(group_.host_of(rank));
@@ -180,11 +182,17 @@ std::unique_ptr<const group::Peers> HostsGroup::others() const {
   return std::make_unique<const Others>(*this);
 }
 
-/// The liveness of the other ranks during one wait. A rank is asked when its progress is queried.
+/// The liveness of the other ranks during one wait. A rank is asked when its progress is queried. A question may need a
+/// new connection. So ranks that only an awaited rank waits for, and ranks of a long list, are asked after half of the
+/// timeout: on a busy machine the chains of waiting ranks lead to every rank.
 class HostsGroup::OthersPulse final : public group::Pulse {
  public:
-  /// `every` is the interval between two questions to one rank.
-  OthersPulse(HostsGroup& group, milliseconds every) : group_(group), every_(every) {}
+  OthersPulse(HostsGroup& group, std::span<const int> asked_soon, milliseconds timeout)
+      : group_(group),
+        asked_soon_(asked_soon),
+        // Several times before the deadline, even if it is short: a rank that is not asked cannot report progress.
+        every_(std::min(between_two_questions, timeout / 5)),
+        others_after_(timeout / 2) {}
 
   [[nodiscard]] bool has_left(int rank) const override {
     const auto hold = group_.context_->lock();
@@ -197,7 +205,8 @@ class HostsGroup::OthersPulse final : public group::Pulse {
     RemoteRankState& asked = group_.views_[rank];
     // Ranks of this host are asked too: their progress in shared memory also changes while they wait for other ranks.
     const milliseconds soon = std::min(every_, first_question);
-    if (asked.is_dead || now - begin_ < soon) return asked.progress;
+    if (asked.is_dead || now - begin_ < (asked_soon_.contains(rank) ? soon : std::max(soon, others_after_)))
+      return asked.progress;
     if (!asked.is_asked && now - asked.asked > every_) {
       asked.asked = now;
       asked.is_asked = true;
@@ -231,18 +240,21 @@ class HostsGroup::OthersPulse final : public group::Pulse {
   [[nodiscard]] const RemoteRankState& view(int rank) const { return group_.view_of(rank); }
 
   HostsGroup& group_;
-  milliseconds every_;
+  const group::RankSet asked_soon_;
+  milliseconds every_;  // the interval between two questions to one rank
+  milliseconds others_after_;
   Clock::time_point begin_ = Clock::now();
 };
 
 void HostsGroup::wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
-                      std::span<const int> on, const WaitOptions& options, milliseconds grace, bool may_have_left) {
+                      std::span<const int> on, const WaitOptions& options, milliseconds grace, bool may_have_left,
+                      Asking asking) {
   const milliseconds timeout = group::timeout_of(options, *this) + grace;
   const Awaiting awaiting(*this, on.empty() ? -1 : on.front(), options.phase);
-  // Ask several times before the deadline, even if it is short: a rank that is not asked cannot report progress.
-  OthersPulse pulse(*this, std::min(asking, timeout / 5));
-  Watchdog watchdog(pulse, nullptr, *others_, rank(), options, timeout);
   const group::RankSet wanted(on);
+  const bool asks_soon = asking == Asking::soon && on.size() <= most_asked_soon;
+  OthersPulse pulse(*this, on.first(asks_soon ? on.size() : 0), timeout);
+  Watchdog watchdog(pulse, nullptr, *others_, rank(), options, timeout);
   const std::function<bool(int)> is_awaited = [&](int rank) { return wanted.contains(rank); };
   const std::function<bool(int)> is_needed = [&](int rank) {
     const auto hold = context_->lock();

@@ -2,9 +2,10 @@
 // Runs many ranks on many imitated hosts of one machine: `scale RANKS HOSTS ROUNDS OPEN_FILES [VICTIM]`. Each rank may
 // have OPEN_FILES open files (soft and hard limit).
 //
-// In the first part the ranks form a TCP group, run ROUNDS rounds, and end in order. In the second part they do the
-// same, but the program kills the rank VICTIM after the rounds. All other ranks must throw one cause that names it
-// within two seconds. With VICTIM "ends" only the first part runs; with a number only the second part.
+// In the first part the ranks form a TCP group, run ROUNDS rounds, gather 100 KiB of each rank, and end in order. In
+// the second part they do the same, but the program kills the rank VICTIM after the gather. All other ranks must throw
+// one cause that names it within two seconds. With VICTIM "ends" only the first part runs; with a number only the
+// second.
 
 #include <fmt/core.h>
 #include <signal.h>
@@ -28,6 +29,7 @@
 
 #include "src/base/fixed_string.hpp"
 #include "src/multihost/context.hpp"
+#include "tests/support/exchanges.hpp"
 #include "tests/support/imitated_hosts.hpp"
 
 using namespace muster;
@@ -49,6 +51,7 @@ struct Job {
 /// The results of one rank, in memory that the parent shares.
 struct Report {
   std::atomic<std::uint64_t> joined{0};
+  std::atomic<std::uint64_t> rounds_over{0};
   std::atomic<std::uint64_t> worked{0};
   std::atomic<std::uint64_t> over{0};      ///< the rank has thrown, or has ended in order
   std::atomic<std::uint64_t> resident{0};  // private memory of the rank in bytes
@@ -85,6 +88,8 @@ void be_rank(const Job& job, const std::string& address, int rank, Report& repor
       for (int other = 0; other < job.ranks; ++other)
         if (all[static_cast<std::size_t>(other)] != other * 1000 + round) throw std::runtime_error("a record is wrong");
     }
+    report.rounds_over = now();
+    gather_and_check(*group, ranks_from(0, job.ranks), 100 << 10, 0);
     report.worked = now();
     report.resident = own_memory();
     const std::filesystem::directory_iterator open("/proc/self/fd");
@@ -148,6 +153,7 @@ int run(const Job& job) {
   const bool have_met = wait_for(reports, job.victim, &Report::joined, 300s);
   const std::uint64_t met = latest(reports, &Report::joined);
   const bool have_worked = have_met && wait_for(reports, job.victim, &Report::worked, 300s);
+  const std::uint64_t rounds_over = latest(reports, &Report::rounds_over);
   const std::uint64_t worked = latest(reports, &Report::worked);
   std::uint64_t last = worked;
   if (job.victim >= 0) {
@@ -174,11 +180,12 @@ int run(const Job& job) {
   }
   const double took = are_over ? seconds(last, latest(reports, &Report::over)) : -1.0;
   fmt::print(
-      "{} ranks on {} hosts, at most {} open files: met after {:.2f} s; {} rounds in {:.2f} s; {:.1f} MiB and at most "
+      "{} ranks on {} hosts, at most {} open files: met after {:.2f} s; {} rounds in {:.2f} s; a gather in {:.2f} s; "
+      "{:.1f} MiB and at most "
       "{} descriptors per rank; {} after {:.2f} s; {} cause(s)\n",
-      job.ranks, job.hosts, job.open_files, seconds(begin, met), job.rounds, have_worked ? seconds(met, worked) : -1.0,
-      static_cast<double>(resident) / (1 << 20) / (job.ranks - 1), descriptors,
-      job.victim < 0 ? "all ended" : fmt::format("all threw because rank {} was killed", job.victim), took,
+      job.ranks, job.hosts, job.open_files, seconds(begin, met), job.rounds, seconds(met, std::max(met, rounds_over)),
+      have_worked ? seconds(rounds_over, worked) : -1.0, static_cast<double>(resident) / (1 << 20) / (job.ranks - 1),
+      descriptors, job.victim < 0 ? "all ended" : fmt::format("all threw because rank {} was killed", job.victim), took,
       causes.size());
   for (const auto& [words, count] : causes) fmt::print("{} ranks: {}\n", count, words);
   // A busy machine adds up to two seconds.
