@@ -16,7 +16,7 @@ cat <<END
 MUSTER_PRIVATE_$version {
   global:
     extern "C++" { muster::*; *?for?muster::*; *?thunk?to?muster::*; };
-    muster_hdf5_*; muster_cuda_*;
+    muster_hdf5_*; muster_cuda_*; muster_mpi_*;
   local: *;
 };
 MUSTER_$soversion {

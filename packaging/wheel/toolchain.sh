@@ -4,6 +4,7 @@
 #   bin/cc, c++   Debian's GCC with this sysroot
 #   deps          static libraries, compiled from Debian's source packages
 #   licences      the licence of each of them
+#   mpi           the headers of MPICH and Open MPI, from Debian's packages
 
 glibc=28
 multiarch=x86_64-linux-gnu
@@ -150,4 +151,23 @@ make_libraries() {
   cp /usr/share/doc/libcli11-dev/copyright "$work/licences/CLI11"
   cp /usr/share/doc/libstdc++-12-dev/copyright "$work/licences/libstdc++"
   touch "$deps/done"
+}
+
+# Wheels find MPI at run time, so that only its headers are needed. The packages are not installed, because Debian's
+# Open MPI would become the machine's mpiexec.
+make_mpi_headers() {
+  local mpi=$work/mpi
+  [ ! -e "$mpi/done" ] || return 0
+  say "fetching the headers of MPI"
+  rm -rf "$mpi"
+  mkdir -p "$mpi"
+  (
+    cd "$mpi"
+    apt-get download -q -o APT::Sandbox::User=root libmpich-dev libopenmpi-dev
+    for file in *.deb; do dpkg -x "$file" "${file%%_*}"; done
+  ) >"$work/mpi.log" 2>&1 &
+  wait $! || fail "fetching the headers of MPI failed" "$work/mpi.log"
+  package mpich "" "-isystem $mpi/libmpich-dev/usr/include/$multiarch/mpich" 4.0.2
+  package ompi-c "" "-isystem $mpi/libopenmpi-dev/usr/lib/$multiarch/openmpi/include" 4.1.4
+  touch "$mpi/done"
 }

@@ -13,6 +13,23 @@ namespace {
 /// A function that is certainly part of libmuster.
 void anchor() {}
 
+/// Returns whether the library could be loaded. Otherwise adds the loader's message.
+bool load_from(const std::string& place, int visibility, LoadedLibrary& library) {
+  library.handle = ::dlopen(place.c_str(), RTLD_NOW | visibility);
+  if (library.handle != nullptr) {
+    library.file = place;
+    library.exists = true;
+    return true;
+  }
+  const char* const error = ::dlerror();
+  const std::string words = error == nullptr ? place : error;
+  const bool exists = words != place + ": cannot open shared object file: " + std::generic_category().message(ENOENT);
+  if (exists && !library.exists) library.failure.clear();
+  if (exists || !library.exists) library.failure += (library.failure.empty() ? "" : "; ") + words;
+  library.exists = library.exists || exists;
+  return false;
+}
+
 }  // namespace
 
 std::string own_folder() {
@@ -27,21 +44,22 @@ LoadedLibrary load_library(const std::string& name) {
   LoadedLibrary library;
   const std::string folder = own_folder();
   library.file = folder.empty() ? name : folder + "/" + name;
-  for (const std::string& place : {library.file, name}) {
-    library.handle = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library.handle != nullptr) {
-      library.file = place;
-      library.exists = true;
-      return library;
-    }
-    const char* const error = ::dlerror();
-    const std::string words = error == nullptr ? place : error;
-    const bool exists = words != place + ": cannot open shared object file: " + std::generic_category().message(ENOENT);
-    if (exists && !library.exists) library.failure.clear();
-    if (exists || !library.exists) library.failure += (library.failure.empty() ? "" : "; ") + words;
-    library.exists = library.exists || exists;
-  }
+  for (const std::string& place : {library.file, name})
+    if (load_from(place, RTLD_LOCAL, library)) break;
   return library;
+}
+
+LoadedLibrary load_for_others(const std::string& name) {
+  LoadedLibrary library;
+  library.file = name;
+  load_from(name, RTLD_GLOBAL, library);
+  return library;
+}
+
+bool is_loaded(const std::string& name) noexcept {
+  void* const handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (handle != nullptr) ::dlclose(handle);
+  return handle != nullptr;
 }
 
 void* find_symbol(const LoadedLibrary& library, const char* name) noexcept {

@@ -73,6 +73,7 @@ std::optional<Start> started_by_mpi(const EnvironmentReader& environment) {
     const auto descriptor = environment.number("PMI_FD");
     if (descriptor ? environment.is_socket(*descriptor)
                    : environment.has("PMI_PORT") || environment.has("PMI_CONTROL_PORT")) {
+      start.manager = ProcessManager::pmi;
       tell(start, "PMI_RANK", *rank, "PMI_SIZE", *size);
       return start;
     }
@@ -80,10 +81,12 @@ std::optional<Start> started_by_mpi(const EnvironmentReader& environment) {
   const auto open_rank = environment.number("OMPI_COMM_WORLD_RANK");
   const auto open_size = environment.number("OMPI_COMM_WORLD_SIZE");
   if (open_rank && open_size) {
+    start.manager = ProcessManager::open_mpi;
     tell(start, "OMPI_COMM_WORLD_RANK", *open_rank, "OMPI_COMM_WORLD_SIZE", *open_size);
     return start;
   }
   if (const auto pmix_rank = environment.number("PMIX_RANK")) {
+    start.manager = ProcessManager::pmix;
     start.rank = *pmix_rank;
     // PMIx gives the number of processes only through function calls.
     start.size = environment.number("SLURM_STEP_NUM_TASKS").value_or(0);
@@ -253,9 +256,8 @@ const MpiSupport& require_mpi() {
   throw Error(
       ErrorKind::unsupported,
       fmt::format("ranks that MPI has started need {} and the MPI that it was built with. Install both, the "
-                  "library next to libmuster ({}); or start the ranks with muster run, torchrun or srun, which is what "
-                  "a wheel of muster needs, because it has no such library; or call set_world() with a group of "
-                  "muster::mpi_group() ({})",
+                  "library next to libmuster ({}); or start the ranks with muster run, torchrun or srun; or call "
+                  "set_world() with a group of muster::mpi_group() ({})",
                   in_quotes(name), in_quotes(library.file), library.failure),
       {.path = library.file});
 }

@@ -37,8 +37,12 @@ Surroundings own_surroundings();
 
 enum class StartedBy : unsigned char { alone, launcher, mpi, slurm };
 
+/// The kind of the process manager of MPI, by its variables. PMI is that of MPICH; both MPIs know PMIx.
+enum class ProcessManager : unsigned char { none, pmi, open_mpi, pmix };
+
 struct Start {
   StartedBy by = StartedBy::alone;
+  ProcessManager manager = ProcessManager::none;
   int rank = 0;
   int size = 1;           ///< 0: only MPI knows it
   bool is_here = true;    ///< all ranks are known to be on this host
