@@ -195,6 +195,9 @@ CheckResult mpi() {
   } catch (const Error& error) {
     const std::string remedy =
         "install it (Debian: mpich) if mpiexec starts your ranks; otherwise use TCP or a workspace";
+    // A wheel has the code over MPI, and only MPI itself is missing.
+    if (start.by != group::StartedBy::mpi && group::mpi_support() != nullptr)
+      return {"MPI", CheckStatus::note, escaped(error.what()), remedy};
     if (start.by != group::StartedBy::mpi)
       return unloaded("MPI", os::load_library(fmt::format("libmuster-mpi.so.{}", version())), remedy);
     return {"MPI", CheckStatus::bad, fmt::format("{}; {}", start.said, error.what()), remedy};

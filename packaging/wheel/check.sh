@@ -52,6 +52,45 @@ run_in "$place" '
   die "the tutorials fail in the root file system"
 limit "installation and both tutorials" $((SECONDS - started)) 30 s
 
+say "ranks without MPI"
+run_in "$place" '
+  refused() { # WORDS VARIABLE...
+    words=$1
+    shift
+    ! env "$@" /venv/bin/python -c "import muster; muster.world()" 2>said || exit 1
+    grep -q "^muster.errors.UnsupportedError: MPI: no library of $words" said || { cat said && exit 1; }
+  }
+  refused "MPICH .* (PMI_RANK=0, PMI_SIZE=2): libmpi.so.12: .*libmpich.so.12: .*Debian: mpich" \
+    PMI_RANK=0 PMI_SIZE=2 PMI_PORT=localhost:9
+  refused "Open MPI .* (OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE=2): libmpi.so.40: .*Debian: openmpi-bin" \
+    OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2
+  refused "Open MPI or MPICH" PMIX_RANK=0
+  /venv/bin/muster doctor >said || true
+  grep -q "MPI: no library of MPICH or Open MPI" said' ||
+  die "without MPI, the error is another one"
+
+# Both on one machine: the variables of each mpiexec select its MPI.
+say "ranks of MPICH and of Open MPI"
+root_file_system mpi python3-venv,mpich,openmpi-bin
+place=$(mktemp -d -p "$place")
+unpack_root_file_system mpi "$place"
+cp "$wheel" "$root/python/tests/starters.py" "$place/"
+run_in "$place" '
+  python3 -m venv /venv
+  /venv/bin/pip install -q --no-index /muster-*.whl
+  ranks() { # MPI PROGRAM OPTION...
+    mpi=$1
+    shift
+    mkdir /told
+    timeout 60 "$@" -n 2 /venv/bin/python /starters.py rank /told
+    [ "$(cat /told/told)" = "[[[0, 65536], [1, 65536]], '"'mpi'"']" ] || { cat /told/told && exit 1; }
+    rm -r /told
+    timeout 60 "$@" -n 2 /venv/bin/muster doctor | grep -q "libmuster-mpi with $mpi"
+  }
+  ranks MPICH mpiexec.mpich
+  ranks "Open MPI" mpiexec.openmpi --allow-run-as-root --oversubscribe' ||
+  die "ranks of an mpiexec fail in the root file system"
+
 # The newer Pythons take the wheel of 3.12.
 for version in 3.10 3.11 3.12 3.13 3.14; do
   interpreter=$(python "$version") || continue
@@ -63,7 +102,7 @@ for version in 3.10 3.11 3.12 3.13 3.14; do
     say "not checked: no wheel in $out suits Python $version"
     continue
   fi
-  [ -z "$(find "$venv" -name 'libmuster*.so*' -not -name 'libmuster-hdf5.so*')" ]
+  [ -z "$(find "$venv" -name 'libmuster*.so*' -not -name 'libmuster-hdf5.so*' -not -name 'libmuster-mpi-*.so*')" ]
   cold='import resource, sys; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 import time; start = time.perf_counter(); import muster; spent = time.perf_counter() - start
 print(round(spent * 1000), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)'
@@ -73,9 +112,8 @@ print(round(spent * 1000), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss -
   printf '   import: %s ms (the aim is 60); muster --help: %s ms (the aim is 20)\n' "$spent" "$(median "$venv/bin/muster" --help)"
   limit "memory of the import" "$memory" 25 MiB
   "$venv/bin/pip" install -q numpy ml_dtypes pytest
-  # A wheel has no MPI.
   env -C / -u PYTHONPATH MUSTER_PROGRAM="$venv/bin/muster" PYTHONDONTWRITEBYTECODE=1 nice -n 5 \
-    "$venv/bin/python" "$root/python/tests/run.py" "$root/python/tests" -k "not mpiexec" >"$work/tests$version.log" 2>&1 ||
+    "$venv/bin/python" "$root/python/tests/run.py" "$root/python/tests" >"$work/tests$version.log" 2>&1 ||
     fail "the Python tests with the wheel on $version" "$work/tests$version.log"
   tail -n 1 "$work/tests$version.log"
 done

@@ -67,6 +67,15 @@ TEST_CASE("a single launcher is detected") {
   CHECK(start_of(torchrun).key == "torchrun h1 29500 17 ");
 }
 
+TEST_CASE("the variables show which MPI has started the ranks") {
+  CHECK(start_of({}).manager == ProcessManager::none);
+  CHECK(start_of(muster_run).manager == ProcessManager::none);
+  CHECK(start_of(mpiexec).manager == ProcessManager::pmi);
+  CHECK(start_of(mpiexec, false).manager == ProcessManager::none);
+  CHECK(start_of(open_mpi).manager == ProcessManager::open_mpi);
+  CHECK(start_of({{"PMIX_RANK", "2"}}).manager == ProcessManager::pmix);
+}
+
 TEST_CASE("ranks of several hosts have a port for the rendezvous, other than torchrun's own") {
   CHECK(start_of(muster_run).meeting.empty());
   CHECK(start_of(torchrun).meeting == "h1:29501");

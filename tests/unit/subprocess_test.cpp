@@ -150,6 +150,16 @@ TEST_CASE("a program that cannot be started is reported with the cause") {
   os::set_fault_hook(nullptr);
 }
 
+TEST_CASE("libraries of the system are found by their names") {
+  CHECK(os::is_loaded("libc.so.6"));
+  CHECK(os::load_for_others("libc.so.6").handle != nullptr);
+  CHECK(!os::is_loaded("libmuster-missing.so.1"));
+  const os::LoadedLibrary missing = os::load_for_others("libmuster-missing.so.1");
+  CHECK(missing.handle == nullptr);
+  CHECK(!missing.exists);
+  CHECK(has(missing.failure, "libmuster-missing.so.1: cannot open"));
+}
+
 TEST_CASE("the library finds its own path") {
   CHECK(os::own_folder().starts_with('/'));
 }

@@ -17,17 +17,17 @@ _Static_assert(MPI_MAX_ERROR_STRING <= muster_mpi_max_error_string, "calls.h");
 _Static_assert(MPI_MAX_LIBRARY_VERSION_STRING <= muster_mpi_max_library_version_string, "calls.h");
 
 /* Functions between the two forms of a handle. */
-#define HANDLE(type, name)                                                              \
+#define HANDLE(type, name)                                                               \
   _Static_assert(sizeof(type) <= sizeof(void*), "a handle of MPI is at most a pointer"); \
-  static inline type name##_of(void* stored) {                                              \
-    type handle;                                                                        \
-    memcpy(&handle, &stored, sizeof handle);                                            \
-    return handle;                                                                      \
-  }                                                                                     \
-  static inline void* stored_##name(type handle) {                                      \
-    void* stored = NULL;                                                                \
-    memcpy(&stored, &handle, sizeof handle);                                            \
-    return stored;                                                                      \
+  static inline type name##_of(void* stored) {                                           \
+    type handle;                                                                         \
+    memcpy(&handle, &stored, sizeof handle);                                             \
+    return handle;                                                                       \
+  }                                                                                      \
+  static inline void* stored_##name(type handle) {                                       \
+    void* stored = NULL;                                                                 \
+    memcpy(&stored, &handle, sizeof handle);                                             \
+    return stored;                                                                       \
   }
 
 HANDLE(MPI_Comm, comm)

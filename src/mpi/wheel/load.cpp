@@ -13,8 +13,8 @@
 
 #include "muster/error.hpp"
 #include "muster/version.hpp"
+#include "src/base/escaped.hpp"
 #include "src/base/fork_mutex.hpp"
-#include "src/base/message.hpp"
 #include "src/os/library.hpp"
 #include "src/os/process.hpp"
 #include "src/rendezvous/world.hpp"
@@ -115,12 +115,13 @@ const muster_mpi_calls* load() {
     names += fmt::format("{}{}", names.empty() ? "" : " or ", abi->name);
     packages += fmt::format("{}{}", packages.empty() ? "" : " or ", abi->package);
   }
-  throw Error(ErrorKind::unsupported,
-              fmt::format("MPI: no library of {} could be loaded on host {}{}: {}. Install the MPI whose mpiexec starts "
-                          "the ranks on every host (Debian: {}), set LD_LIBRARY_PATH to the folder of its library, or "
-                          "start the ranks with muster run, torchrun or srun",
-                          names, os::host_name(), start.said.empty() ? "" : fmt::format(" ({})", start.said), failures,
-                          packages));
+  throw Error(
+      ErrorKind::unsupported,
+      fmt::format("MPI: no library of {} could be loaded on host {}{}: {}. Install the MPI whose mpiexec starts "
+                  "the ranks on every host (Debian: {}), set LD_LIBRARY_PATH to the folder of its library, or "
+                  "start the ranks with muster run, torchrun or srun",
+                  names, os::host_name(), start.said.empty() ? "" : fmt::format(" ({})", start.said), failures,
+                  packages));
 }
 
 const muster_mpi_calls* load_once(const muster_mpi_calls* (*load_it)()) {
