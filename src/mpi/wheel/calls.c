@@ -8,11 +8,12 @@
 #include <stddef.h>
 #include <string.h>
 
-_Static_assert(MPI_SUCCESS == muster_mpi_success, "calls.h");
-_Static_assert(MPI_THREAD_SINGLE == muster_mpi_thread_single, "calls.h");
-_Static_assert(MPI_THREAD_FUNNELED == muster_mpi_thread_funneled, "calls.h");
-_Static_assert(MPI_THREAD_SERIALIZED == muster_mpi_thread_serialized, "calls.h");
-_Static_assert(MPI_THREAD_MULTIPLE == muster_mpi_thread_multiple, "calls.h");
+#define SAME(constant, here) _Static_assert((int)(constant) == (int)(here), "calls.h")
+SAME(MPI_SUCCESS, muster_mpi_success);
+SAME(MPI_THREAD_SINGLE, muster_mpi_thread_single);
+SAME(MPI_THREAD_FUNNELED, muster_mpi_thread_funneled);
+SAME(MPI_THREAD_SERIALIZED, muster_mpi_thread_serialized);
+SAME(MPI_THREAD_MULTIPLE, muster_mpi_thread_multiple);
 _Static_assert(MPI_MAX_ERROR_STRING <= muster_mpi_max_error_string, "calls.h");
 _Static_assert(MPI_MAX_LIBRARY_VERSION_STRING <= muster_mpi_max_library_version_string, "calls.h");
 
@@ -133,7 +134,7 @@ static int wait(void** request) {
   return MPI_Wait((MPI_Request*)request, MPI_STATUS_IGNORE);
 }
 
-const struct muster_mpi_calls* muster_mpi_calls(void) {
+const struct muster_mpi_calls* muster_mpi_table(void) {
   static struct muster_mpi_calls calls;
   /* The handles of Open MPI are addresses of objects in it, which no constant expression contains. */
   calls = (struct muster_mpi_calls){

@@ -59,7 +59,7 @@ struct muster_mpi_calls {
 };
 
 /* The only exported function of libmuster-mpi-mpich and libmuster-mpi-openmpi. */
-const struct muster_mpi_calls* muster_mpi_calls(void);
+const struct muster_mpi_calls* muster_mpi_table(void);
 
 /* Constants that MPICH and Open MPI share, or the larger one of two. calls.c compares them. */
 enum {

@@ -71,7 +71,7 @@ const muster_mpi_calls* load_calls(const Abi& abi) {
                             "with the headers of {}",
                             in_quotes(library.file), abi.name, library.failure, abi.name),
                 {.path = library.file});
-  void* const symbol = os::find_symbol(library, "muster_mpi_calls");
+  void* const symbol = os::find_symbol(library, "muster_mpi_table");
   const muster_mpi_calls* const table =
       symbol == nullptr ? nullptr : reinterpret_cast<const muster_mpi_calls* (*)()>(symbol)();
   if (table == nullptr)
