@@ -20,8 +20,8 @@ struct LoadedLibrary {
 /// Loads the library with that file name from own_folder(), else from the system's search path.
 LoadedLibrary load_library(const std::string& name);
 
-/// Loads the library with that file name from the system's search path. Libraries that are loaded later find its
-/// symbols.
+/// Loads the library with that path, or with that file name from the system's search path. Libraries that are loaded
+/// later find its symbols.
 LoadedLibrary load_for_others(const std::string& name);
 
 /// Returns whether the process has loaded a library with that file name.

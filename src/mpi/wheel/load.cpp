@@ -5,10 +5,12 @@
 
 #include <array>
 #include <atomic>
+#include <filesystem>
 #include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "muster/error.hpp"
@@ -62,6 +64,17 @@ std::vector<const Abi*> candidates(ProcessManager manager) {
   return {&mpich, &open_mpi};
 }
 
+/// Loads a library of MPI from the Python environment if pip or conda has installed it there, else from the system's
+/// search path.
+os::LoadedLibrary load_mpi(const char* name) {
+  // The package is ENVIRONMENT/lib/python3.11/site-packages/muster.
+  const std::filesystem::path environment =
+      std::filesystem::path(os::own_folder()).parent_path().parent_path().parent_path();
+  std::error_code error;
+  const bool exists = std::filesystem::exists(environment / name, error);
+  return os::load_for_others(exists ? (environment / name).string() : name);
+}
+
 /// Loads the table for an MPI that the process has. Throws Error(unsupported).
 const muster_mpi_calls* load_calls(const Abi& abi) {
   const os::LoadedLibrary library = os::load_library(fmt::format("{}.so.{}", abi.calls, version()));
@@ -108,7 +121,7 @@ const muster_mpi_calls* load() {
   std::string packages;
   for (const Abi* abi : candidates(start.manager)) {
     for (const char* name : abi->library_names) {
-      const os::LoadedLibrary library = os::load_for_others(name);
+      const os::LoadedLibrary library = load_mpi(name);
       if (library.handle != nullptr) return load_calls(*abi);
       failures += (failures.empty() ? "" : "; ") + library.failure;
     }
