@@ -129,8 +129,9 @@ make_libraries() {
     make -j2 -f Makefile.unx lib isa-l.h CC="$CC -fPIC" AS=nasm
     mkdir -p "$deps/include/isa-l" && cp isa-l.h "$deps/include" && cp include/*.h "$deps/include/isa-l" && cp bin/isa-l.a "$deps/lib/libisal.a"
     cd "$work"/sources/hdf5-*/
+    # The information has the time, the folder and the host of the build.
     ./configure --disable-shared --enable-static --with-pic --enable-build-mode=production --disable-hl --disable-tests \
-      --disable-tools --without-szlib --with-zlib="$deps" --prefix="$deps"
+      --disable-tools --disable-embedded-libinfo --without-szlib --with-zlib="$deps" --prefix="$deps"
     make -j2 -C src && make -C src install
   ) >"$work/deps.log" 2>&1 &
   wait $! || fail "compiling the libraries failed" "$work/deps.log"
