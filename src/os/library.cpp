@@ -2,6 +2,7 @@
 #include "src/os/library.hpp"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <cerrno>
 #include <filesystem>
@@ -34,9 +35,12 @@ bool load_from(const std::string& place, int visibility, LoadedLibrary& library)
 
 std::string own_folder() {
   Dl_info found{};
-  if (::dladdr(reinterpret_cast<const void*>(&anchor), &found) == 0 || found.dli_fname == nullptr) return {};
+  void* object = nullptr;
+  if (::dladdr1(reinterpret_cast<const void*>(&anchor), &found, &object, RTLD_DL_LINKMAP) == 0) return {};
+  // The loader has no name for the program. Its first argument need not be a path.
+  const std::string name = static_cast<const link_map*>(object)->l_name;
   std::error_code error;
-  const std::filesystem::path file = std::filesystem::canonical(found.dli_fname, error);
+  const std::filesystem::path file = std::filesystem::canonical(name.empty() ? "/proc/self/exe" : name, error);
   return error ? std::string() : file.parent_path().string();
 }
 
