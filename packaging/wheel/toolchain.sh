@@ -110,7 +110,9 @@ make_libraries() {
   # In the background, because `set -e` has no effect before ||.
   (
     export CC=$work/bin/cc CXX=$work/bin/c++
-    export CFLAGS='-O2 -fPIC -fvisibility=hidden -DNDEBUG' CXXFLAGS='-O2 -fPIC -fvisibility=hidden -DNDEBUG'
+    # The linker leaves out the functions that are not used.
+    export CFLAGS='-O2 -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -DNDEBUG'
+    export CXXFLAGS=$CFLAGS
     cd "$work"/sources/zlib-*/
     ./configure --static && make -j2 libz.a
     cp zlib.h zconf.h "$deps/include" && cp libz.a "$deps/lib"
