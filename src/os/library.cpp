@@ -60,10 +60,11 @@ LoadedLibrary load_for_others(const std::string& name) {
   return library;
 }
 
-bool is_loaded(const std::string& name) noexcept {
-  void* const handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD);
-  if (handle != nullptr) ::dlclose(handle);
-  return handle != nullptr;
+LoadedLibrary find_loaded(const std::string& name) {
+  LoadedLibrary library;
+  library.file = name;
+  load_from(name, RTLD_LOCAL | RTLD_NOLOAD, library);
+  return library;
 }
 
 void* find_symbol(const LoadedLibrary& library, const char* name) noexcept {

@@ -24,8 +24,8 @@ LoadedLibrary load_library(const std::string& name);
 /// later find its symbols.
 LoadedLibrary load_for_others(const std::string& name);
 
-/// Returns whether the process has loaded a library with that file name.
-bool is_loaded(const std::string& name) noexcept;
+/// Returns a library with that file name if the process has loaded it. Does not change what other libraries find.
+LoadedLibrary find_loaded(const std::string& name);
 
 /// Returns the address of a symbol of the library; null if it does not exist.
 void* find_symbol(const LoadedLibrary& library, const char* name) noexcept;

@@ -68,11 +68,14 @@ std::vector<const Abi*> candidates(ProcessManager manager) {
 /// search path.
 os::LoadedLibrary load_mpi(const char* name) {
   // The package is ENVIRONMENT/lib/python3.11/site-packages/muster.
-  const std::filesystem::path environment =
-      std::filesystem::path(os::own_folder()).parent_path().parent_path().parent_path();
+  const std::filesystem::path packages = std::filesystem::path(os::own_folder()).parent_path();
+  const std::filesystem::path python = packages.parent_path();
+  const std::filesystem::path file = python.parent_path() / name;
   std::error_code error;
-  const bool exists = std::filesystem::exists(environment / name, error);
-  return os::load_for_others(exists ? (environment / name).string() : name);
+  if (packages.filename() == "site-packages" && python.filename().string().starts_with("python") &&
+      std::filesystem::exists(file, error))
+    return os::load_for_others(file.string());
+  return os::load_for_others(name);
 }
 
 /// Loads the table for an MPI that the process has. Throws Error(unsupported).
@@ -97,18 +100,26 @@ const muster_mpi_calls* load_calls(const Abi& abi) {
   table->get_library_version(text.data(), &length);
   const std::string_view words(text.data());
   if (words.starts_with(open_mpi_name) != (abi.name == open_mpi_name))
-    throw Error(ErrorKind::unsupported,
-                fmt::format("MPI: {} has another ABI than {}, whose file name its library has. Install MPICH 4.0 or "
-                            "later, or Open MPI 4.1 or later, or start the ranks with muster run, torchrun or srun",
-                            in_quotes(words.substr(0, words.find('\n'))), abi.name));
+    throw Error(
+        ErrorKind::unsupported,
+        fmt::format("MPI: {} has another ABI than {}, whose file name its library has. Install MPICH 4.0 or "
+                    "later, or Open MPI 4.1 or later, or start the ranks with muster run, torchrun or srun --mpi=none",
+                    in_quotes(words.substr(0, words.find('\n'))), abi.name));
   return table;
 }
 
-/// Loads the table for the MPI that the process has already; null if it has none. Throws Error(unsupported).
+bool is_initialised(const char* name) {
+  const os::LoadedLibrary library = os::find_loaded(name);
+  void* const symbol = library.handle == nullptr ? nullptr : os::find_symbol(library, "MPI_Initialized");
+  int flag = 0;
+  return symbol != nullptr && reinterpret_cast<int (*)(int*)>(symbol)(&flag) == muster_mpi_success && flag != 0;
+}
+
+/// Loads the table for the MPI that the program has initialised; null if there is none. Throws Error(unsupported).
 const muster_mpi_calls* load_for_own_mpi() {
   for (const Abi* abi : {&mpich, &open_mpi})
     for (const char* name : abi->library_names)
-      if (os::is_loaded(name) && os::load_for_others(name).handle != nullptr) return load_calls(*abi);
+      if (is_initialised(name) && os::load_for_others(name).handle != nullptr) return load_calls(*abi);
   return nullptr;
 }
 
@@ -132,7 +143,7 @@ const muster_mpi_calls* load() {
       ErrorKind::unsupported,
       fmt::format("MPI: no library of {} could be loaded on host {}{}: {}. Install the MPI whose mpiexec starts "
                   "the ranks on every host (Debian: {}), set LD_LIBRARY_PATH to the folder of its library, or "
-                  "start the ranks with muster run, torchrun or srun",
+                  "start the ranks with muster run, torchrun or srun --mpi=none",
                   names, os::host_name(), start.said.empty() ? "" : fmt::format(" ({})", start.said), failures,
                   packages));
 }

@@ -2,13 +2,12 @@
 #pragma once
 // The MPI of a process that uses a wheel.
 //
-//  1. An MPI that the process has loaded already, for example with mpi4py.
+//  1. An MPI that the program has initialised, for example with mpi4py.
 //  2. Otherwise the MPI of the process manager that has started this rank: MPICH for PMI, Open MPI for its own mpiexec,
 //     and Open MPI or else MPICH for PMIx.
 //  3. Otherwise MPICH, or else Open MPI. This serves `muster doctor`.
 //
-// The library of the package for that MPI then makes the table (calls.h). A process never has two MPIs, so its choice
-// is final.
+// The library of the package for that MPI then makes the table (calls.h). The choice is final.
 
 #include "src/mpi/wheel/calls.h"
 
@@ -17,7 +16,7 @@ namespace muster::mpi {
 /// Loads MPI if that has not happened. Throws Error(unsupported).
 const muster_mpi_calls& calls();
 
-/// Returns null if the process has loaded no MPI, or if its MPI cannot be used.
+/// Returns null if the program has initialised no MPI, or if its MPI cannot be used.
 const muster_mpi_calls* calls_in_process() noexcept;
 
 }  // namespace muster::mpi

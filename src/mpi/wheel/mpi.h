@@ -64,7 +64,7 @@ using MPI_Status = muster_mpi_status;
 #define MPI_Query_thread (::muster::mpi::calls().query_thread)
 #define MPI_Request_free (::muster::mpi::calls().request_free)
 
-/// Needs no MPI: a process without one has not initialised it.
+/// Needs no MPI, and loads none.
 inline int MPI_Initialized(int* flag) noexcept {
   const muster_mpi_calls* const table = ::muster::mpi::calls_in_process();
   if (table != nullptr) return table->initialized(flag);
