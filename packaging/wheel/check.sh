@@ -72,10 +72,10 @@ run_in "$place" '
 # Both on one machine: the variables of each mpiexec select its MPI.
 say "ranks of MPICH and of Open MPI"
 root_file_system mpi python3-venv,mpich,openmpi-bin
-place=$(mktemp -d -p "$place")
-unpack_root_file_system mpi "$place"
-cp "$wheel" "$root/python/tests/starters.py" "$place/"
-run_in "$place" '
+mkdir "$place/with-mpi"
+unpack_root_file_system mpi "$place/with-mpi"
+cp "$wheel" "$root/python/tests/starters.py" "$place/with-mpi/"
+run_in "$place/with-mpi" '
   python3 -m venv /venv
   /venv/bin/pip install -q --no-index /muster-*.whl
   ranks() { # MPI PROGRAM OPTION...
