@@ -167,7 +167,7 @@ using SyncGroup = Group;
 /// Returns the group of all ranks of this job. The first call forms the group and is collective; later calls return the
 /// same group. The first entry of this list that applies determines the group (docs/explanation/mpi-and-tcp.md):
 /// - the group that was passed to set_world();
-/// - MPI, if the program has already initialized it and libmuster-mpi is loaded;
+/// - MPI, if the program has already initialized it and libmuster-mpi is loaded (a wheel contains that code);
 /// - a group of this process alone, if MUSTER_STANDALONE is 1;
 /// - mpiexec, or srun with a PMI, through libmuster-mpi, which is loaded at that time and finalizes MPI at exit;
 /// - `muster run` and torchrun, by RANK and WORLD_SIZE; several hosts then use MUSTER_WORKSPACE or TCP;

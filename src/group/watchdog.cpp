@@ -104,7 +104,9 @@ void Watchdog::cancel(const char* how) {
   fail(error_of(info, ErrorKind::cancelled, fmt::format("{} {} {}", name_of(info), how, in_quotes(options_.phase))));
 }
 
-void Watchdog::time_out(const std::vector<int>& missing) {
+void Watchdog::time_out(std::vector<int> missing) {
+  // A rank that waits for a stopped one may not have published this yet.
+  std::stable_partition(missing.begin(), missing.end(), [&](int rank) { return peers_.state_of(rank) == "stopped"; });
   std::string names;
   for (std::size_t i = 0; i < std::min(missing.size(), most_named); ++i)
     names += (i == 0 ? "" : "; ") + describe(missing[i], " made no progress: it is ");
@@ -202,7 +204,7 @@ void Watchdog::look(Clock::time_point now, const std::function<bool()>& done, co
       const int end = chain_of(rank).end;
       if (std::ranges::find(late, end) == late.end()) late.push_back(end);
     }
-    if (!late.empty() && !done()) time_out(late);
+    if (!late.empty() && !done()) time_out(std::move(late));
   }
   if (now - logged_ > std::chrono::seconds(30)) {
     logged_ = now;

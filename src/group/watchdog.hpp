@@ -78,7 +78,7 @@ class Watchdog {
     int end = 0;  // the rank that the whole chain waits for; in a circle, the rank it began with
   };
   [[nodiscard]] Chain chain_of(int rank) const;
-  [[noreturn]] void time_out(const std::vector<int>& missing);
+  [[noreturn]] void time_out(std::vector<int> missing);
   void log_waiting(os::Clock::time_point now, const std::function<bool(int)>& awaited) const;
 
   Pulse& group_;

@@ -197,10 +197,12 @@ std::shared_ptr<Group> make_world(const group::Start& start) {
   int rank = 0;
   check(MPI_Comm_size(MPI_COMM_WORLD, &size), "reading the number of ranks");
   check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "reading the rank");
-  if (start.size > 1 && (size != start.size || rank != start.rank))
+  // A PMIx server need not give the size.
+  const bool is_other_rank = (start.size > 1 || start.manager != group::ProcessManager::none) && rank != start.rank;
+  if (is_other_rank || (start.size > 1 && size != start.size))
     throw Error(ErrorKind::unsupported,
-                fmt::format("world(): the environment has {}, but MPI reports rank {} of {}: another MPI than that of "
-                            "libmuster-mpi ({}) started the ranks. Use the mpiexec of that MPI",
+                fmt::format("world(): the environment has {}, but MPI reports rank {} of {}: another MPI than the one "
+                            "in this process ({}) started the ranks. Use the mpiexec of that MPI",
                             start.said, rank, size, library_version()));
   return mpi_group(MPI_COMM_WORLD);
 }

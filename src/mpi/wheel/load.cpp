@@ -133,8 +133,13 @@ const muster_mpi_calls* load() {
   for (const Abi* abi : candidates(start.manager)) {
     for (const char* name : abi->library_names) {
       const os::LoadedLibrary library = load_mpi(name);
-      if (library.handle != nullptr) return load_calls(*abi);
-      failures += (failures.empty() ? "" : "; ") + library.failure;
+      std::string failure = library.failure;
+      try {
+        if (library.handle != nullptr) return load_calls(*abi);
+      } catch (const Error& error) {
+        failure = error.what();
+      }
+      failures += (failures.empty() ? "" : "; ") + failure;
     }
     names += fmt::format("{}{}", names.empty() ? "" : " or ", abi->name);
     packages += fmt::format("{}{}", packages.empty() ? "" : " or ", abi->package);
