@@ -8,11 +8,11 @@
 //     carrier through shared memory. A member whose part is large, or that has no value, passes a message without a
 //     part.
 //  3. The carrier sends these messages to the root before its own. Each contains the rank of its origin.
-// So all members on other hosts must call Transfer::move(), and the carrier has memory for up to eight parts at a time,
-// in addition to its own.
+// So all members on other hosts must call Transfer::move(). The carrier holds at most eight parts of other ranks at a
+// time.
 //
 // A large part goes directly from its rank to the root: the copy into the carrier's memory would cost more than a
-// connection. The same holds for all parts if there are only few ranks on other hosts.
+// connection. If only few ranks are on other hosts, every part goes directly to the root.
 
 #include <cstdint>
 #include <map>

@@ -5,13 +5,14 @@
 //  1. The ranks of one host and user find each other at an abstract Unix socket. Its name is a hash of the job's token
 //     and address. The first rank that claims the name is the relay. It connects to rank 0. The connection is a trunk.
 //     Rank 0 claims the name too if it is free, and then needs no trunk to the ranks of its host.
-//  2. The other ranks connect to the relay and send it their hello. The relay answers with its card. Until rank 0 has
-//     accepted a rank, the relay sends the card again once per second, and after each failed attempt to reach rank 0. A
-//     rank that receives no card for several seconds leaves the relay, and from then on connects to rank 0 itself. If
-//     the relay ends, the next rank claims the name.
-//  3. When rank 0 has accepted the relay, the relay gives a number to the line of each rank behind it, and passes their
-//     hellos on. From then on it passes all messages on: from a rank with the number of its line, and from rank 0 to
-//     the lines that rank 0 names. Rank 0 sends a message for several ranks once per trunk.
+//  2. Every other rank connects to the relay, over its line, and sends a hello: its rank, process and job. The relay
+//     answers with a card, which names the relay. Until rank 0 has accepted that rank, the relay sends it the card
+//     again every second, and after each failed attempt to reach rank 0. A rank that receives no card for five seconds
+//     leaves the relay, and from then on connects to rank 0 itself. If the relay ends before rank 0 has accepted it,
+//     the next rank claims the name.
+//  3. When rank 0 has accepted the relay, the relay numbers its lines and passes the hellos on. From then on it passes
+//     all messages on. It adds the number of the line to a message of a rank. A message of rank 0 names its lines. Rank
+//     0 sends a message for several ranks once per trunk.
 //  4. The relay passes its own failure, or the one that rank 0 sends to it, to all ranks behind it. Before its
 //     rendezvous ends, it waits until they have received everything, or no longer receive anything.
 // If the connection of a rank behind it ends, the relay reports this to rank 0, which names that rank. If a trunk ends,

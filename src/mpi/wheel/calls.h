@@ -4,8 +4,8 @@
 /* The parts of MPI that Muster uses, as one table. MPICH and Open MPI have different types and constants, so a wheel
  * has one library for each of them, which makes this table (calls.c). load.cpp selects the library at run time.
  *
- * A handle of MPI is an int or a pointer. Here it is a pointer in whose first bytes that handle is stored, and whose
- * other bytes are zero. So MPI itself can write handles, also when an operation ends, and handles can be compared. */
+ * A handle of MPI is an int or a pointer. This table stores either kind in the first bytes of a pointer, and zeros in
+ * the others. So MPI can write handles in place, for example when an operation ends, and handles can be compared. */
 
 #ifdef __cplusplus
 extern "C" {

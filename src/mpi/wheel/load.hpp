@@ -7,7 +7,7 @@
 //     and Open MPI or else MPICH for PMIx.
 //  3. Otherwise MPICH, or else Open MPI. This serves `muster doctor`.
 //
-// The library of the package for that MPI then makes the table (calls.h). The choice is final.
+// A wheel has one library per MPI. The library for the chosen MPI fills the table of calls.h. The choice is final.
 
 #include "src/mpi/wheel/calls.h"
 
