@@ -442,7 +442,7 @@ void Context::warn_others(const std::string& why) {
   Control notice{.kind = ControlKind::notice, .from = rank_};
   notice.error.put(Error(ErrorKind::peer_lost, why));
   // Each rank forwards it once.
-  const HostTree tree{size_};
+  const HostTree tree = rank_tree();
   for (const int child : tree.children(rank_)) reply(child, notice);
   if (rank_ != 0) reply(tree.parent(rank_), notice);
   const Clock::time_point until = Clock::now() + milliseconds(100);

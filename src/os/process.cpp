@@ -249,16 +249,13 @@ void allow_open_files(std::uint64_t count) noexcept {
   (void)::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-std::uint64_t allow_more_open_files(std::uint64_t count) noexcept {
+void allow_more_open_files(std::uint64_t count) noexcept {
   std::uint64_t open_now = 0;
   if (DIR* const all = ::opendir("/proc/self/fd"); all != nullptr) {
     while (::readdir(all) != nullptr) ++open_now;
     ::closedir(all);
   }
   allow_open_files(open_now + count);
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return count;
-  return limit.rlim_cur - std::min<rlim_t>(limit.rlim_cur, open_now);
 }
 
 std::span<const RenamedVariable> renamed_variables() noexcept {

@@ -74,8 +74,8 @@ int usable_cores() noexcept;
 
 /// Allows this process `count` open files: raises the soft limit if it is lower, at most to the hard limit.
 void allow_open_files(std::uint64_t count) noexcept;
-/// The same for `count` files in addition to those that are open now. Returns how many more files the process may open.
-std::uint64_t allow_more_open_files(std::uint64_t count) noexcept;
+/// The same for `count` files in addition to those that are open now.
+void allow_more_open_files(std::uint64_t count) noexcept;
 
 /// An environment variable that had another name before version 0.2.
 struct RenamedVariable {
