@@ -108,7 +108,7 @@ class Formula {
     return *this;
   }
   /// A new group: statuses, and a round about its number and nonce.
-  Formula& part() { return status().status().constant_round(20, 20).status().status(); }
+  Formula& part() { return status().constant_round(20, 20).status().status(); }
   Formula& send(int from, int to, double count, double all_bytes) {
     figures_[messages] += count;
     figures_[bytes] += all_bytes;
@@ -458,10 +458,11 @@ class Job {
                                     .tensor = muster::Tensor::take(std::vector<float>(16, 1))};
       (void)muster::export_model(std::span(&part, 1), work / "out", "", group, {.writers = muster::Writers::all});
     });
-    // The export uses a duplicate of the group. Each rank reports to rank 0 that its part of the file is complete.
+    // The export uses a duplicate of the group. One rank collects the parts of the file, and the hosts report it as
+    // complete along the tree.
     Formula formula(size_);
     for (int round = 0; round < 7; ++round) formula.status();
-    formula.part().all_gather(8).to_root(all_, 3, 201).bundles(3, 874).each_edge(2, control);
+    formula.part().all_gather(8).to_root(all_, 2, 145).bundles(3, 874).each_edge(1, 56).each_edge(2, control);
     add("export of all", bounds_of({bytes, heap, messages0, bytes0, sockets0, heap0}),
         formula.figures(14e3 + 108 * n_ + 8.4e6 / n_, 8.42e6 + 2520 * n_));
   }

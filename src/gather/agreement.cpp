@@ -47,12 +47,13 @@ class AgreementFold::Reader {
     facts.has_exchanges = flag(2);
     facts.closes = flag(3);
     facts.needs_preflight = flag(4);
+    facts.needs_companion = flag(5);
     return facts;
   }
   static void put_facts(const RoundFacts& facts, Bytes& out) {
     const std::uint32_t flags = (facts.has_problem ? 1U : 0U) | (facts.has_streams ? 2U : 0U) |
                                 (facts.has_exchanges ? 4U : 0U) | (facts.closes ? 8U : 0U) |
-                                (facts.needs_preflight ? 16U : 0U);
+                                (facts.needs_preflight ? 16U : 0U) | (facts.needs_companion ? 32U : 0U);
     append_value(out, std::array<std::uint32_t, 2>{facts.version, flags});
   }
   /// Calls take(rank, record) for each record of a table.
@@ -82,6 +83,7 @@ void RoundFacts::add(const ExchangeRecord& record) noexcept {
   has_problem = has_problem || (has_streams && has_exchanges);
   closes = closes || gather::needs_closing(record);
   needs_preflight = needs_preflight || record.needs_preflight;
+  needs_companion = needs_companion || record.needs_companion;
 }
 
 void RoundFacts::add(const RoundFacts& facts) noexcept {
@@ -91,6 +93,7 @@ void RoundFacts::add(const RoundFacts& facts) noexcept {
   has_problem = has_problem || (has_streams && has_exchanges);
   closes = closes || facts.closes;
   needs_preflight = needs_preflight || facts.needs_preflight;
+  needs_companion = needs_companion || facts.needs_companion;
 }
 
 void AgreementFold::open(int rank, const ExchangeRecord& record, Lists& lists) {
@@ -207,7 +210,8 @@ std::optional<Opening> AgreementFold::opening(std::span<const std::byte> answer,
   Reader reader(answer);
   const RoundFacts facts = reader.take_facts();
   if (facts.has_problem) return std::nullopt;
-  Opening opening{.closes = facts.closes, .needs_preflight = facts.needs_preflight};
+  Opening opening{
+      .closes = facts.closes, .needs_preflight = facts.needs_preflight, .needs_companion = facts.needs_companion};
   if (!call.is_member()) return opening;
   std::optional<ListAnswer> own;
   for (auto left = reader.take<std::uint32_t>(); left != 0; --left) {

@@ -35,6 +35,7 @@ struct RoundFacts {
   bool has_exchanges = false;  ///< operations other than streams
   bool closes = false;
   bool needs_preflight = false;
+  bool needs_companion = false;
 
   void add(const ExchangeRecord& record) noexcept;
   void add(const RoundFacts& facts) noexcept;

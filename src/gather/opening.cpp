@@ -42,7 +42,8 @@ std::vector<T> round_of(const GatherCall& call, const T& mine, const char* phase
 /// Returns the conclusions from the records of all ranks.
 Opening opening_of(const GatherCall& call, Records records) {
   Opening opening{.closes = needs_closing(records),
-                  .needs_preflight = std::ranges::any_of(records, &ExchangeRecord::needs_preflight)};
+                  .needs_preflight = std::ranges::any_of(records, &ExchangeRecord::needs_preflight),
+                  .needs_companion = std::ranges::any_of(records, [](const auto& one) { return one.needs_companion; })};
   if (call.is_member()) opening.decision = decide(call.list, records);
   for (const int rank : call.list) opening.payload_bytes += records[static_cast<std::size_t>(rank)].payload_bytes;
   opening.records = std::move(records);

@@ -42,6 +42,7 @@ struct Opening {
   Records records = {};
   bool closes = false;           ///< a closing round follows
   bool needs_preflight = false;  ///< a rank needs a round before bytes move
+  bool needs_companion = false;  ///< a rank has no companion for this stream
   // About the list of this rank, if it is in one:
   Decision decision = {};
   std::uint64_t payload_bytes = 0;  ///< of all members

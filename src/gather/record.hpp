@@ -86,11 +86,12 @@ struct ExchangeRecord {
   std::uint32_t held = 0;             // results of this rank that the root holds
   os::MemoryLimit limit = os::MemoryLimit::machine;
   bool has_value : 1 = false;
-  bool complete : 1 = false;  // all moving bytes have been written already (shm_route.hpp)
-  std::uint8_t merge = 0;     // kind of the merge: 1 + Merge::index()
-  bool receives = false;      // this rank takes memory of its own for received data (policy.hpp)
-  std::uint64_t segment = 0;  // place of the segment in use; 0: not known yet
-  bool closes = false;        // a second round is needed although this rank has nothing to move
+  bool needs_companion : 1 = false;  // stream: this rank has no companion that it could use again
+  bool complete : 1 = false;         // all moving bytes have been written already (shm_route.hpp)
+  std::uint8_t merge = 0;            // kind of the merge: 1 + Merge::index()
+  bool receives = false;             // this rank takes memory of its own for received data (policy.hpp)
+  std::uint64_t segment = 0;         // place of the segment in use; 0: not known yet
+  bool closes = false;               // a second round is needed although this rank has nothing to move
   /// The route must check something with the other ranks of the list before bytes move (route.hpp: Preflight).
   bool needs_preflight = false;
   Residency residency = Residency::none;

@@ -38,7 +38,7 @@ constexpr std::uint64_t set_up_bytes = 320 << 10;  // per rank, at most
 
 /// The state that a group keeps for its streams.
 struct StreamState {
-  std::shared_ptr<group::BaseGroup> companion;  // null before the first stream and after a failed one
+  std::shared_ptr<group::BaseGroup> companion;  // null before the first stream and after a failed one; may have failed
   std::uint64_t part_bytes = 0;                 // part size of the last stream, and the size of its slots
 };
 std::shared_ptr<StreamState> stream_state_of(Group& group) {
@@ -94,12 +94,15 @@ class StreamRun {
  private:
   void open() {
     const trace::Span span(trace::SpanKind::phase, "opening");
+    // The companion may have failed after its last stream, in a wait that returned credit of messages.
+    if (state_->companion && state_->companion->error()) state_->companion.reset();
     const std::optional<Error> failure = attempt(group_, [&] { prepare(); });
     if (failure) {
       record_ = ExchangeRecord{};
       record_.operation = GatherKind::stream;
       record_.status = status_of(failure->kind());
     }
+    record_.needs_companion = state_->companion == nullptr;
     const auto words = [&](Problem::Reason reason) {
       if (reason != Problem::Reason::kinds) return std::string();
       return fmt::format("memory_budget {}, pipeline_depth {}", options_.memory_budget, options_.pipeline_depth);
@@ -113,6 +116,7 @@ class StreamRun {
       report_.route = chosen.driver->route();
       report_.reason = std::move(chosen.reason);
     }
+    if (opening.needs_companion) state_->companion.reset();
     report_.rounds += 1 + run_preflights(call_.entry, opening, preflight_.get());
     const StreamShare share =
         agree_on_share(record_, opening.records, [this](int rank) { return group_.host_of(rank); });

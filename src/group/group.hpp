@@ -128,6 +128,11 @@ class BaseGroup : public Group {
   /// Returns whether all packets that try_send accepted for that rank are delivered without this rank, even if it no
   /// longer calls the library.
   [[nodiscard]] virtual bool packets_have_left(int) { return true; }
+  /// All ranks call this before a round that precedes the first message of the group. In a group of many hosts, packets
+  /// then pass through other ranks, so that a rank has connections to few ranks. From then on, every rank must wait
+  /// inside the library until all ranks have received all messages, and must bound the messages that it sends before
+  /// they are received. Local.
+  virtual void forward_packets() {}
   /// Appends the ranks from which a packet may have arrived. If each query is a call of the transport, one call queries
   /// all ranks.
   void collect_packets(std::vector<int>& from);

@@ -200,6 +200,12 @@ void Mail::wait(const std::function<bool()>& done, int rank, const WaitOptions& 
   (void)take_ended();
 }
 
+void Mail::keep_stepping() noexcept {
+  is_used_ = true;
+  ++under_way_;
+  tell_pending();
+}
+
 void Mail::abandon() noexcept {
   is_abandoned_ = true;
   try {

@@ -107,6 +107,8 @@ class Mail {
   [[nodiscard]] const Envelope* find(int from, std::int64_t tag) const;
   /// Sends and receives everything that is possible now. Returns false if nothing was possible.
   bool step();
+  /// From now on, all waits of this process call step(), even if this rank has no message in flight.
+  void keep_stepping() noexcept;
   /// Waits until done() returns true, which depends on `rank` (any_rank: on all other ranks). Throws as
   /// Group::wait_until does; in that case all messages of this rank have been abandoned.
   void wait(const std::function<bool()>& done, int rank, const WaitOptions& options);

@@ -105,8 +105,11 @@ void Watchdog::cancel(const char* how) {
 }
 
 void Watchdog::time_out(std::vector<int> missing) {
-  // A rank that waits for a stopped one may not have published this yet.
-  std::stable_partition(missing.begin(), missing.end(), [&](int rank) { return peers_.state_of(rank) == "stopped"; });
+  // The missing ranks may wait for a stopped one without having published this: it may forward their packets.
+  const auto is_stopped = [&](int rank) { return peers_.state_of(rank) == "stopped"; };
+  for (int rank = 0; rank < static_cast<int>(peers_.ranks->size()); ++rank)
+    if (rank != self_ && std::ranges::find(missing, rank) == missing.end() && is_stopped(rank)) missing.push_back(rank);
+  std::ranges::stable_partition(missing, is_stopped);
   std::string names;
   for (std::size_t i = 0; i < std::min(missing.size(), most_named); ++i)
     names += (i == 0 ? "" : "; ") + describe(missing[i], " made no progress: it is ");

@@ -317,26 +317,44 @@ bool HostsGroup::may_move() const noexcept {
   return !has_ended_.load() && (!has_other_hosts() || context_->may_call());
 }
 
-std::size_t HostsGroup::longest_packet() const noexcept {
+void HostsGroup::forward_packets() {
+  if (!Forwarding::is_useful(*hosts_)) return;
+  forwarding_ = std::make_unique<Forwarding>(
+      hosts_, rank(), [this](int to, const auto& head, auto packet) { return send_step(to, head, packet); },
+      [this](int from, const auto& place) { return receive_step(from, place); });
+  mail().keep_stepping();
+}
+
+std::size_t HostsGroup::longest_step() const noexcept {
   // A packet of this length and its header fit into a TCP message that is sent eagerly.
   return group::BaseGroup::longest_packet() - sizeof(group::PacketHead);
 }
 
+std::size_t HostsGroup::longest_packet() const noexcept {
+  return longest_step() - (forwarding_ ? sizeof(Forwarding::Route) : 0);
+}
+
 std::size_t HostsGroup::longest_piece(int to) const {
+  if (forwarding_) return longest_packet();
   if (hosts_->is_here(to)) return local().longest_piece(place_of(to));
   const auto found = piece_lengths_.find(to);
   return found == piece_lengths_.end() ? long_piece : found->second.longest();
 }
 
 bool HostsGroup::packets_have_left(int to) {
-  if (hosts_->is_here(to)) return true;
-  return untaken(to, tag(MessageTag::long_mail))->load() == 0 && transport().has_left(number_of(to));
+  const int next = forwarding_ ? forwarding_->next_to(to) : to;
+  if (hosts_->is_here(next)) return true;
+  return untaken(next, tag(MessageTag::long_mail))->load() == 0 && transport().has_left(number_of(next));
 }
 
 bool HostsGroup::do_try_send(int to, const group::PacketHead& head, std::span<const std::byte> packet) {
+  return forwarding_ ? forwarding_->send(to, head, packet) : send_step(to, head, packet);
+}
+
+bool HostsGroup::send_step(int to, const group::PacketHead& head, std::span<const std::byte> packet) {
   if (hosts_->is_here(to)) return locally(to, [&] { return local().try_send(place_of(to), head, packet); });
   // Long packets must not delay short ones, which control the communication.
-  const bool is_long = packet.size() > longest_packet();
+  const bool is_long = packet.size() > longest_step();
   const int tag = this->tag(is_long ? MessageTag::long_mail : MessageTag::mail);
   const auto untaken = this->untaken(to, tag);
   const std::uint64_t waiting = untaken->load();
@@ -355,8 +373,20 @@ bool HostsGroup::do_try_send(int to, const group::PacketHead& head, std::span<co
 }
 
 void HostsGroup::do_collect_packets(std::vector<int>& from) {
+  if (!forwarding_) {
+    collect_steps(from);
+    return;
+  }
+  std::vector<int> previous;
+  collect_steps(previous);
+  for (const int rank : previous) group::or_blame(*this, rank, [&] { forwarding_->collect(rank); });
+  forwarding_->pass_on();
+  forwarding_->append_senders(from);
+}
+
+void HostsGroup::collect_steps(std::vector<int>& from) {
   for (const MessageTag kind : {MessageTag::mail, MessageTag::long_mail}) {
-    const std::uint64_t most = kind == MessageTag::mail ? longest_packet() : long_piece;
+    const std::uint64_t most = kind == MessageTag::mail ? longest_step() : long_piece;
     for (std::size_t count = 0; count < most_collected; ++count) {
       const std::unique_ptr<ArrivedMessage> found = transport().find(any_rank, tag(kind));
       if (!found) break;
@@ -377,6 +407,10 @@ void HostsGroup::do_collect_packets(std::vector<int>& from) {
 }
 
 bool HostsGroup::do_try_receive(int from, const group::PacketPlace& place) {
+  return forwarding_ ? forwarding_->receive(from, place) : receive_step(from, place);
+}
+
+bool HostsGroup::receive_step(int from, const group::PacketPlace& place) {
   if (hosts_->is_here(from)) return locally(from, [&] { return local().try_receive(place_of(from), place); });
   return take_packet(from, MessageTag::mail, place) || take_packet(from, MessageTag::long_mail, place);
 }
@@ -402,7 +436,8 @@ void HostsGroup::do_wait_for_packets(const std::function<bool()>& done, std::spa
                                      const WaitOptions& options) {
   const auto phase = in_phase(options);
   if (!std::ranges::all_of(on, [&](int rank) { return hosts_->is_here(rank); })) {
-    wait(done, {}, on, options, milliseconds(0));
+    // The ranks of a gateway's host see that it is stopped. Their error comes first.
+    wait(done, {}, on, options, forwarding_ ? wait_step : milliseconds(0));
     return;
   }
   std::vector<int> places;
@@ -426,10 +461,9 @@ class NewGroupsFold final : public group::ValueFold<NewGroups> {
 
 }  // namespace
 
-std::pair<int, Group::Nonce> HostsGroup::agree_on_number(const SplitPart& part, const WaitOptions& options) {
-  const bool is_member = part.position >= 0;
-  NewGroups mine;
-  together(options, [&] { os::random_bytes(mine.nonce); });
+std::pair<int, Group::Nonce> HostsGroup::agree_on_number(bool is_member, const Nonce& nonce,
+                                                         const WaitOptions& options) {
+  NewGroups mine{.nonce = nonce};
   for (;;) {
     mine.number = is_member ? context_->next_number() : 0;
     NewGroupsFold fold;
@@ -451,14 +485,16 @@ std::shared_ptr<const Hosts> HostsGroup::hosts_of(const SplitPart& part) const {
 std::shared_ptr<group::BaseGroup> HostsGroup::make_part(const SplitPart& part, Tie tie, const WaitOptions& options) {
   std::vector<int> here;  // the positions of the members on this host
   HostsMembership made_of;
+  Nonce own_nonce;
   together(options, [&] {
+    os::random_bytes(own_nonce);
     for (const int member : part.members)
       if (hosts_->is_here(member)) here.push_back(place_of(member));
     if (part.position < 0) return;
     made_of.ranks = group::RankTable::part(ranks(), part.members);
     made_of.hosts = made_of.ranks == ranks() ? hosts_ : hosts_of(part);
   });
-  const auto [number, nonce] = agree_on_number(part, options);
+  const auto [number, nonce] = agree_on_number(part.position >= 0, own_nonce, options);
   std::shared_ptr<group::BaseGroup> made;
   together(options, [&, number = number, nonce = nonce] {
     // This call is collective on each host. It comes first, so that a rank without memory does not skip it.

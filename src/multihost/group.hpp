@@ -17,7 +17,8 @@
 // (RankInfo::rank). The transport and other ranks use these numbers too; a "rank" in this code is a position in the
 // group.
 //
-// Packets between ranks of two hosts are messages of the transport. Packets within a host use the local group.
+// Packets between ranks of two hosts are messages of the transport. Packets within a host use the local group. After
+// forward_packets(), a packet may take several such steps (Forwarding).
 //
 // Failures: Health describes how all ranks come to throw one cause. A dead rank is detected by the ranks of its host
 // and by the ranks that have a connection to it. If a whole host is silent, the deadline detects it. A rank that waits
@@ -40,6 +41,7 @@
 #include "src/group/watchdog.hpp"
 #include "src/multihost/buffer_pool.hpp"
 #include "src/multihost/context.hpp"
+#include "src/multihost/forwarding.hpp"
 #include "src/multihost/hosts.hpp"
 #include "src/multihost/piece_length.hpp"
 #include "src/os/clock.hpp"
@@ -110,6 +112,7 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   [[nodiscard]] bool has_folds() const noexcept override { return has_other_hosts(); }
   [[nodiscard]] bool may_move() const noexcept override;
   void progress() noexcept override;
+  void forward_packets() override;
 
   [[nodiscard]] Transport& transport() const noexcept { return context_->transport(); }
   [[nodiscard]] Context& context() const noexcept { return *context_; }
@@ -204,11 +207,18 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   void check_round(int from, std::span<const std::byte> message, const RoundHead& own, const WaitOptions& options);
   /// Returns the rank with that number in the transport, or -1 if it is not in this group.
   [[nodiscard]] int rank_of(int number) const noexcept { return ranks()->rank_of(number); }
-  /// Returns a number for the new groups of one call, which no member has used, and a random nonce. Both are the same
-  /// on all ranks.
-  std::pair<int, Nonce> agree_on_number(const SplitPart& part, const WaitOptions& options);
+  /// Returns a number for the new groups of one call, which no member has used, and the `nonce` of the first rank. Both
+  /// are the same on all ranks.
+  std::pair<int, Nonce> agree_on_number(bool is_member, const Nonce& nonce, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
+  /// The maximum length of a packet that is sent eagerly, whether or not packets are forwarded.
+  [[nodiscard]] std::size_t longest_step() const noexcept;
+  /// Sends and receives a packet without forwarding, like do_try_send() and do_try_receive(). collect_steps() is
+  /// do_collect_packets() without forwarding.
+  bool send_step(int to, const group::PacketHead& head, std::span<const std::byte> packet);
+  bool receive_step(int from, const group::PacketPlace& place);
+  void collect_steps(std::vector<int>& from);
   /// Receives a packet of that kind, if one has arrived.
   bool take_packet(int from, MessageTag kind, const group::PacketPlace& place);
   void tell_leaving() noexcept;
@@ -300,6 +310,7 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   bool is_passed_on_ = false;          // used if the host has one rank
   // The bytes of packets that have not been received yet, by their receiver on another host and their tag.
   std::map<std::pair<int, int>, std::shared_ptr<std::atomic<std::uint64_t>>> untaken_;
+  std::unique_ptr<Forwarding> forwarding_;    // null: packets go directly to their receivers
   std::map<int, PieceLength> piece_lengths_;  // by the receiver on another host; only for MPI
   /// A packet of another host that is being received.
   struct Coming {

@@ -14,7 +14,9 @@
 #include "muster/log.hpp"
 #include "muster/version.hpp"
 #include "src/base/fixed_string.hpp"
+#include "src/group/error_propagation.hpp"
 #include "src/group/region.hpp"
+#include "src/multihost/forwarding.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/process.hpp"
@@ -115,6 +117,27 @@ void check_versions(std::span<const RankMetadata> cards) {
   }
 }
 
+void check_limits(std::span<const RankMetadata> cards, const Hosts& hosts, const Transport& transport) {
+  // Temporary files of this and other libraries.
+  constexpr std::uint64_t others = 8;
+  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
+    const std::uint64_t here = hosts.on(hosts.host_of[rank]).size();
+    const std::uint64_t elsewhere = cards.size() - here;
+    // In a larger group, a rank only receives from one rank per host (Carriers), and forwards packets of the hosts that
+    // it is a gateway to. Add to these its neighbours in the tree of hosts.
+    const std::uint64_t of_large_group =
+        hosts.members.size() / 2 + hosts.members.size() / here + HostTree::most_children + 1;
+    const std::uint64_t connected =
+        std::min(elsewhere, std::max<std::uint64_t>(Forwarding::most_direct, of_large_group));
+    const std::uint64_t needed = 2 * here + transport.open_files_for(connected) + others;
+    if (needed <= cards[rank].open_files_left) continue;
+    throw group::in_name_of(
+        {static_cast<int>(rank), get_text(cards[rank].host), cards[rank].pid},
+        os::open_files_error(fmt::format("a group of {} ranks on {} hosts", cards.size(), hosts.members.size()), needed,
+                             cards[rank].open_files_left));
+  }
+}
+
 Met meet(Transport& transport, std::chrono::milliseconds timeout) {
   using Clock = os::Clock;
   const int self = transport.rank();
@@ -133,6 +156,7 @@ Met meet(Transport& transport, std::chrono::milliseconds timeout) {
     why_not = error.what();
   }
   mine.has_obstacle = why_not.empty() ? 0 : 1;
+  mine.open_files_left = transport.open_files_left();
   const std::vector<std::byte> bytes = transport.tell_all(std::as_bytes(std::span(&mine, 1)), timeout);
   std::vector<RankMetadata> cards(static_cast<std::size_t>(transport.size()));
   std::memcpy(cards.data(), bytes.data(), bytes.size());
@@ -162,8 +186,9 @@ Met meet(Transport& transport, std::chrono::milliseconds timeout) {
     const std::vector<std::byte> firsts = transport.tell_all(std::as_bytes(std::span(&first, 1)), left());
     std::memcpy(keys.data(), firsts.data(), firsts.size());
   }
-  // Step 3.
   const Hosts hosts(keys, self);
+  check_limits(cards, hosts, transport);
+  // Step 3.
   const std::vector<int>& here = hosts.here();
   std::shared_ptr<Group> local;
   std::byte has_met{1};

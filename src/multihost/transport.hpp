@@ -17,6 +17,7 @@
 #include "muster/error.hpp"
 
 #include "src/os/clock.hpp"
+#include "src/os/process.hpp"
 
 namespace muster::multihost {
 
@@ -104,6 +105,10 @@ class Transport {
   /// Returns the name for messages: "MPI", "TCP".
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
   [[nodiscard]] virtual int most_tag() const = 0;
+  /// Returns the number of open files that a rank needs to exchange messages with `ranks` other ranks; 0 if unknown.
+  [[nodiscard]] virtual std::uint64_t open_files_for([[maybe_unused]] std::uint64_t ranks) const noexcept { return 0; }
+  /// Returns how many more files this process could have open, without those of the rendezvous.
+  [[nodiscard]] virtual std::uint64_t open_files_left() const noexcept { return os::open_files_left(); }
   /// Returns whether it sends the bytes of a long message only after the receiver has answered.
   [[nodiscard]] virtual bool agrees_on_long_messages() const noexcept { return false; }
 

@@ -15,6 +15,7 @@
 #include "src/group/progress.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/os/fd.hpp"
+#include "src/os/process.hpp"
 
 namespace muster::multihost {
 namespace {
@@ -160,7 +161,10 @@ class HostsGroup::Others final : public group::Peers {
     return view.is_dead && !view.has_left ? std::optional<std::string>("died") : std::nullopt;
   }
   [[nodiscard]] std::string state_of(int rank) const override {
-    if (group_.hosts_->is_here(rank)) return "on this host";
+    if (group_.hosts_->is_here(rank)) {
+      const bool is_stopped = os::process_state(group_.info(rank).pid) == os::ProcessState::stopped;
+      return is_stopped ? "stopped" : "on this host";
+    }
     const auto hold = group_.context_->lock();
     const auto answers = [this](int other) {
       const RemoteRankState& view = group_.view_of(other);
@@ -252,7 +256,7 @@ void HostsGroup::wait(const std::function<bool()>& done, const std::function<voi
   const milliseconds timeout = group::timeout_of(options, *this) + grace;
   const Awaiting awaiting(*this, on.empty() ? -1 : on.front(), options.phase);
   const group::RankSet wanted(on);
-  const bool asks_soon = asking == Asking::soon && on.size() <= most_asked_soon;
+  const bool asks_soon = asking == Asking::soon && on.size() <= most_asked_soon && !forwarding_;
   OthersPulse pulse(*this, on.first(asks_soon ? on.size() : 0), timeout);
   Watchdog watchdog(pulse, nullptr, *others_, rank(), options, timeout);
   const std::function<bool(int)> is_awaited = [&](int rank) { return wanted.contains(rank); };

@@ -249,13 +249,36 @@ void allow_open_files(std::uint64_t count) noexcept {
   (void)::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-void allow_more_open_files(std::uint64_t count) noexcept {
-  std::uint64_t open_now = 0;
+namespace {
+
+std::uint64_t open_files() noexcept {
+  std::uint64_t count = 0;
   if (DIR* const all = ::opendir("/proc/self/fd"); all != nullptr) {
-    while (::readdir(all) != nullptr) ++open_now;
+    while (::readdir(all) != nullptr) ++count;
     ::closedir(all);
   }
-  allow_open_files(open_now + count);
+  return count;
+}
+
+}  // namespace
+
+void allow_more_open_files(std::uint64_t count) noexcept {
+  allow_open_files(open_files() + count);
+}
+
+std::uint64_t open_files_left() noexcept {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return UINT64_MAX;
+  return limit.rlim_max - std::min<rlim_t>(limit.rlim_max, open_files());
+}
+
+Error open_files_error(const std::string& what, std::uint64_t needed, std::uint64_t left) {
+  return {
+      ErrorKind::io,
+      fmt::format("{} needs {} more open files in this process, and its hard limit allows {}. Raise the hard limit of "
+                  "open files (ulimit -n, LimitNOFILE), or start fewer ranks",
+                  what, needed, left),
+      {.os_error = EMFILE}};
 }
 
 std::span<const RenamedVariable> renamed_variables() noexcept {

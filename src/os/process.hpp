@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "muster/error.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/fd.hpp"
 
@@ -76,6 +77,10 @@ int usable_cores() noexcept;
 void allow_open_files(std::uint64_t count) noexcept;
 /// The same for `count` files in addition to those that are open now.
 void allow_more_open_files(std::uint64_t count) noexcept;
+/// Returns how many more files this process could have open with its hard limit.
+std::uint64_t open_files_left() noexcept;
+/// Returns Error(io): `what` needs `needed` more open files, and open_files_left() is only `left`.
+Error open_files_error(const std::string& what, std::uint64_t needed, std::uint64_t left);
 
 /// An environment variable that had another name before version 0.2.
 struct RenamedVariable {

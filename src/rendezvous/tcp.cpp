@@ -369,7 +369,7 @@ std::string key_of(const TcpGroupOptions& options) {
 /// Step 1.
 std::shared_ptr<TcpTransport> meet(const TcpGroupOptions& options, const RendezvousAddress& place,
                                    rendezvous::Session& session, const TcpSockets& sockets,
-                                   rendezvous::Clock::time_point deadline) {
+                                   rendezvous::Clock::time_point deadline, std::uint64_t open_files_left) {
   auto io = std::make_unique<asio::io_context>(1);
   std::optional<Acceptor> acceptor;
   FirstRoundPart mine;
@@ -393,7 +393,8 @@ std::shared_ptr<TcpTransport> meet(const TcpGroupOptions& options, const Rendezv
     if (member.rank == 0) addresses.token = part.token;
     addresses.of_ranks.push_back(endpoint_of(member.address, part.port, sockets.first()));
   }
-  return std::make_shared<TcpTransport>(options.rank, std::move(addresses), std::move(io), std::move(*acceptor));
+  return std::make_shared<TcpTransport>(options.rank, std::move(addresses), std::move(io), std::move(*acceptor),
+                                        open_files_left);
 }
 
 /// A connection that ends without `bye` counts as the loss of this rank. So the process leaves its groups before it
@@ -425,6 +426,7 @@ std::shared_ptr<Group> tcp_group(const TcpGroupOptions& options) {
                     "is up. Start one (for ranks of one host: ip link set lo up), or use local_group()",
                     options.rank, os::host_name(), os::process_id()),
         {.rank = options.rank, .pid = os::process_id(), .host = os::host_name()});
+  const std::uint64_t open_files_left = os::open_files_left();
   // The rendezvous has one connection per host at rank 0, and one per rank of its host at a relay.
   os::allow_more_open_files(static_cast<std::uint64_t>(options.size) + 64);
   auto owner = std::make_unique<tcp::TcpSockets>(place, tcp::key_of(options), options.listener);
@@ -441,7 +443,7 @@ std::shared_ptr<Group> tcp_group(const TcpGroupOptions& options) {
        .deadline = deadline},
       std::move(owner));
   try {
-    const auto transport = tcp::meet(options, place, session, sockets, deadline);
+    const auto transport = tcp::meet(options, place, session, sockets, deadline, open_files_left);
     tcp::end_with_process();
     // Step 2.
     transport->set_watch([&session] { session.watch(); });

@@ -125,6 +125,9 @@ std::shared_ptr<Group> join_local_group(const LocalGroupOptions& options, const 
   std::shared_ptr<group::Region> region;
   std::vector<Member> members = session.round(
       [&] {
+        const std::uint64_t needed = (options.rank == 0 ? 3 : 2) * static_cast<std::uint64_t>(options.size);
+        if (const std::uint64_t left = os::open_files_left(); left < needed)
+          throw os::open_files_error(fmt::format("a group of {} ranks on one host", options.size), needed, left);
         region = group::Region::own();
         pidfd = std::make_shared<const os::Fd>(os::own_pidfd());
         RoundPart part{.descriptors = {pidfd->get(), region->memory()->get()}};

@@ -133,13 +133,14 @@ class TcpTransport::TakenOut final : public multihost::ArrivedMessage {
   bool is_received_ = false;
 };
 
-TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor)
+TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor,
+                           std::uint64_t open_files_left)
     : Transport(rank, static_cast<int>(addresses.of_ranks.size())),
+      open_files_left_(open_files_left),
       io_(std::move(io)),
       addresses_(std::move(addresses)) {
   constexpr std::uint64_t other_files = 256;
-  // Two ranks have one connection in each direction.
-  os::allow_open_files(2 * static_cast<std::uint64_t>(size()) + other_files);
+  os::allow_open_files(open_files_for(static_cast<std::uint64_t>(size())) + other_files);
   shared_.connect = [this](Peer& to) { return connect(to); };
   shared_.lost = [this](Peer& lost) {
     if (!is_closing_ && !os::is_own_shortage(lost.error()->os_error())) lost_.push_back(lost.rank());

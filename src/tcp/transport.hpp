@@ -30,12 +30,19 @@ class TcpTransport final : public multihost::Transport, private Forkable {
  public:
   static constexpr std::string_view kind_name = "tcp";
 
-  /// `acceptor` listens at the address of this rank, and was made with `io`.
-  TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor);
+  /// `acceptor` listens at the address of this rank, and was made with `io`. `open_files_left` is that before the
+  /// rendezvous.
+  TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor,
+               std::uint64_t open_files_left);
   ~TcpTransport() override;
 
   [[nodiscard]] std::string_view kind() const noexcept override { return kind_name; }
   [[nodiscard]] std::string_view name() const noexcept override { return "TCP"; }
+  [[nodiscard]] std::uint64_t open_files_for(std::uint64_t ranks) const noexcept override {
+    // Two ranks have one connection in each direction.
+    return 2 * ranks;
+  }
+  [[nodiscard]] std::uint64_t open_files_left() const noexcept override { return open_files_left_; }
   [[nodiscard]] int most_tag() const override { return INT32_MAX; }
 
   multihost::PendingTransfer send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
@@ -79,6 +86,7 @@ class TcpTransport final : public multihost::Transport, private Forkable {
   void in_child() noexcept override;
 
   mutable ForkMutex mutex_;
+  const std::uint64_t open_files_left_;
   std::unique_ptr<asio::io_context> io_;
   Addresses addresses_;
   Peer::PeersState shared_;

@@ -235,7 +235,11 @@ bool fails_alike(Group& group, const Operation& operation, const Shortage& short
            "the words do not name the rank");
     expect(words.find(shortage.words) != std::string::npos, "the words do not say why");
   }
-  operation.run(*fresh, plainly);
+  try {
+    operation.run(*fresh, plainly);
+  } catch (const Error& error) {
+    throw RankFailure(place + ": the call after \"" + words + "\" has failed: " + error.what());
+  }
   return !all[static_cast<std::size_t>(origin)].is_over;
 }
 

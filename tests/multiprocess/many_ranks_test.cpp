@@ -12,6 +12,7 @@
 #include "muster/gather.hpp"
 #include "muster/process_group.hpp"
 #include "tests/support/exchanges.hpp"
+#include "tests/support/sandbox.hpp"
 #include "tests/support/shared_words.hpp"
 
 using namespace muster;
@@ -38,6 +39,19 @@ TEST_CASE("a hundred ranks gather, with a limit of open files that is too low at
     for (int turn = 0; turn < 3; ++turn) gather_of_all(group);
   });
   CHECK(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+}
+
+TEST_CASE("a rank that may have too few open files for a hundred ranks is named by all of them at once") {
+  const std::string key = unique_key();
+  run_processes(many, [&](int rank) {
+    if (rank == 5) limit_open_files(150, 150);
+    const auto begin = std::chrono::steady_clock::now();
+    const Error error = error_of(
+        ErrorKind::io, {"rank 5 (host ", "a group of 100 ranks on one host needs 200 more open files", "ulimit -n"},
+        [&] { (void)local_group({.key = key, .rank = rank, .size = many, .timeout = 20s}); });
+    RANK_CHECK(std::chrono::steady_clock::now() - begin < 10s);
+    RANK_CHECK(error.rank() == 5);
+  });
 }
 
 TEST_CASE("one of a hundred ranks is killed: all others name it soon, and so does one that waits alone") {

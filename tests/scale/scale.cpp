@@ -2,8 +2,9 @@
 // Runs many ranks on many imitated hosts of one machine: `scale RANKS HOSTS ROUNDS OPEN_FILES [VICTIM]`. Each rank may
 // have OPEN_FILES open files (soft and hard limit).
 //
-// In the first part the ranks form a TCP group, run ROUNDS rounds, gather 100 KiB of each rank, and end in order. In
-// the second part they do the same, but the program kills the rank VICTIM after the gather. All other ranks must throw
+// In the first part the ranks form a TCP group, run ROUNDS rounds, gather 100 KiB of each rank, export a small model to
+// which each rank contributes to every tensor, and end in order. In the second part they do the same, but the program
+// kills the rank VICTIM after the export. All other ranks must throw
 // one cause that names it within two seconds. With VICTIM "ends" only the first part runs; with a number only the
 // second.
 
@@ -11,6 +12,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,10 +29,14 @@
 #include <thread>
 #include <vector>
 
+#include "muster/live_export.hpp"
 #include "src/base/fixed_string.hpp"
 #include "src/multihost/context.hpp"
+#include "src/multihost/forwarding.hpp"
+#include "tests/support/checkpoints.hpp"
 #include "tests/support/exchanges.hpp"
 #include "tests/support/imitated_hosts.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -52,7 +58,8 @@ struct Job {
 struct Report {
   std::atomic<std::uint64_t> joined{0};
   std::atomic<std::uint64_t> rounds_over{0};
-  std::atomic<std::uint64_t> worked{0};
+  std::atomic<std::uint64_t> gathered{0};
+  std::atomic<std::uint64_t> worked{0};    ///< the gather and the export are over
   std::atomic<std::uint64_t> over{0};      ///< the rank has thrown, or has ended in order
   std::atomic<std::uint64_t> resident{0};  // private memory of the rank in bytes
   std::atomic<std::uint64_t> descriptors{0};
@@ -75,7 +82,36 @@ std::uint64_t own_memory() {
   return 0;
 }
 
-void be_rank(const Job& job, const std::string& address, int rank, Report& report) {
+constexpr int tensors = 6;
+
+/// A tensor of bytes with eight rows (or columns) of each rank.
+Tensor whole_tensor(int number, int ranks) {
+  const std::int64_t long_side = 8 * std::int64_t{ranks};
+  const Shape shape = number % 2 == 0 ? Shape{long_side, 32} : Shape{32, long_side};
+  return pattern(DType::u8, shape, static_cast<std::uint64_t>(number));
+}
+
+void export_and_check(Group& group, const std::string& out) {
+  std::vector<TensorPart> parts;
+  for (int number = 0; number < tensors; ++number) {
+    const Tensor whole = whole_tensor(number, group.size());
+    const std::int64_t begin = 8 * std::int64_t{group.rank()};
+    const int axis = number % 2;
+    const Tensor part = Tensor::copy_of(whole.view().slice(axis, begin, begin + 8));
+    parts.push_back({fmt::format("tensor{}", number), part, whole.shape(),
+                     axis == 0 ? std::vector<std::int64_t>{begin, 0} : std::vector<std::int64_t>{0, begin}});
+  }
+  // Two tensors per file.
+  export_model(parts, out, "", group,
+               {.max_shard_size = std::uint64_t{600} * static_cast<std::uint64_t>(group.size())});
+  if (group.rank() != 0) return;
+  const auto found = tensors_of(out);
+  RANK_CHECK(found.size() == tensors);
+  for (int number = 0; number < tensors; ++number)
+    RANK_CHECK(bitwise_equal(found.at(fmt::format("tensor{}", number)), whole_tensor(number, group.size())));
+}
+
+void be_rank(const Job& job, const std::string& address, const std::string& out, int rank, Report& report) {
   const rlimit limit{job.open_files, job.open_files};
   ::setrlimit(RLIMIT_NOFILE, &limit);
   try {
@@ -90,6 +126,8 @@ void be_rank(const Job& job, const std::string& address, int rank, Report& repor
     }
     report.rounds_over = now();
     gather_and_check(*group, ranks_from(0, job.ranks), 100 << 10, 0);
+    report.gathered = now();
+    export_and_check(*group, out);
     report.worked = now();
     report.resident = own_memory();
     const std::filesystem::directory_iterator open("/proc/self/fd");
@@ -136,6 +174,10 @@ int run(const Job& job) {
   std::vector<Report*> reports;
   for (int rank = 0; rank < job.ranks; ++rank) reports.push_back(new (static_cast<Report*>(memory) + rank) Report);
   const std::string address = free_local_address();
+  const TemporaryDirectory output(Medium::memory);
+  // The ranks of the imitated hosts belong to different users, who write to the same files.
+  ::umask(0);
+  std::filesystem::permissions(output.path(), std::filesystem::perms::all);
   const std::uint64_t begin = now();
   const pid_t parent = ::getpid();
   std::vector<pid_t> pids;
@@ -145,7 +187,7 @@ int run(const Job& job) {
     if (pid == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != parent) ::_exit(3);
-      be_rank(job, address, rank, *reports[static_cast<std::size_t>(rank)]);
+      be_rank(job, address, output / "out", rank, *reports[static_cast<std::size_t>(rank)]);
       ::_exit(0);
     }
     pids.push_back(pid);
@@ -154,6 +196,7 @@ int run(const Job& job) {
   const std::uint64_t met = latest(reports, &Report::joined);
   const bool have_worked = have_met && wait_for(reports, job.victim, &Report::worked, 300s);
   const std::uint64_t rounds_over = latest(reports, &Report::rounds_over);
+  const std::uint64_t gathered = latest(reports, &Report::gathered);
   const std::uint64_t worked = latest(reports, &Report::worked);
   std::uint64_t last = worked;
   if (job.victim >= 0) {
@@ -181,11 +224,11 @@ int run(const Job& job) {
   const double took = are_over ? seconds(last, latest(reports, &Report::over)) : -1.0;
   fmt::print(
       "{} ranks on {} hosts, at most {} open files: met after {:.2f} s; {} rounds in {:.2f} s; a gather in {:.2f} s; "
-      "{:.1f} MiB and at most "
-      "{} descriptors per rank; {} after {:.2f} s; {} cause(s)\n",
+      "an export in {:.2f} s; {:.1f} MiB and at most {} descriptors per rank; {} after {:.2f} s; {} cause(s)\n",
       job.ranks, job.hosts, job.open_files, seconds(begin, met), job.rounds, seconds(met, std::max(met, rounds_over)),
-      have_worked ? seconds(rounds_over, worked) : -1.0, static_cast<double>(resident) / (1 << 20) / (job.ranks - 1),
-      descriptors, job.victim < 0 ? "all ended" : fmt::format("all threw because rank {} was killed", job.victim), took,
+      have_worked ? seconds(rounds_over, gathered) : -1.0, have_worked ? seconds(gathered, worked) : -1.0,
+      static_cast<double>(resident) / (1 << 20) / (job.ranks - 1), descriptors,
+      job.victim < 0 ? "all ended" : fmt::format("all threw because rank {} was killed", job.victim), took,
       causes.size());
   for (const auto& [words, count] : causes) fmt::print("{} ranks: {}\n", count, words);
   // A busy machine adds up to two seconds.
@@ -204,6 +247,8 @@ int main(int argc, char** argv) {
     return 77;
   }
   try {
+    // Few ranks imitate many: their packets are forwarded, too.
+    multihost::Forwarding::most_direct = 32;
     Job job{std::atoi(argv[1]), std::atoi(argv[2]), std::atoi(argv[3]), static_cast<rlim_t>(std::atoi(argv[4])), -1};
     const std::string_view last = argc == 6 ? argv[5] : "";
     if (last == "ends") return run(job);

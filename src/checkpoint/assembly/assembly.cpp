@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include "muster/error.hpp"
 #include "src/checkpoint/assembly/agreement.hpp"
+#include "src/checkpoint/assembly/rank_messages.hpp"
 #include "src/core/crc64.hpp"
 #include "src/core/thread_pool.hpp"
 #include "src/group/error_propagation.hpp"
@@ -48,16 +49,17 @@ std::span<const std::byte> bytes_in_memory(const Step& step, const TensorSource&
 class AssemblyFiles {
  public:
   /// `on_stage` receives the number of files, from the first on, that this process has completed, whenever it grows.
-  AssemblyFiles(const ProcessWork& work, int process, const WrittenCallback& on_written, const ItemSink& sink,
+  AssemblyFiles(Group& group, const ProcessWork& work, const WrittenCallback& on_written, const ItemSink& sink,
                 std::function<void(std::uint32_t)> on_stage)
-      : targets_(work.targets),
+      : group_(group),
+        targets_(work.targets),
         on_written_(on_written),
         sink_(sink),
         on_stage_(std::move(on_stage)),
         files_(work.targets.size()) {
     for (const FileTarget& target : targets_) remainders_.emplace_back(target.ends.size());
     for (const Step& step : work.steps) {
-      if (step.kind == StepKind::hash || static_cast<int>(step.writer) != process) continue;
+      if (step.kind == StepKind::hash || static_cast<int>(step.writer) != group.rank()) continue;
       ++files_.at(step.file).steps_left;
       if (sink_) turns_.emplace(&step, turns_.size());
     }
@@ -103,25 +105,21 @@ class AssemblyFiles {
     raise_stage();
   }
 
-  /// Ends the waits of all threads, because this process has failed.
-  void give_up() {
-    const std::lock_guard lock(mutex_);
-    has_failed_ = true;
-    turn_changed_.notify_all();
-  }
-
   [[nodiscard]] std::vector<std::vector<std::uint64_t>> take_remainders() { return std::move(remainders_); }
 
  private:
   // Passes the bytes on when all earlier items of this process were passed on. One thread handles direct items, and
   // another one those of windows. They cannot deadlock: all earlier items come before this one in the common order.
   void deliver(const Step& step, std::span<const std::byte> bytes) {
-    std::unique_lock lock(mutex_);
-    turn_changed_.wait(lock, [&] { return has_failed_ || turn_ == turns_.at(&step); });
-    if (has_failed_) return;
-    lock.unlock();
+    const auto has_come = [&, turn = turns_.at(&step)] { return turn_.load() == turn; };
+    const auto sleep = [&](std::chrono::nanoseconds longest) {
+      std::unique_lock lock(mutex_);
+      turn_changed_.wait_for(lock, longest, has_come);
+    };
+    // A wait of the group, because the process may have packets to forward.
+    group_.wait_until(has_come, sleep, {}, {.phase = "export: waiting for an earlier item"});
     sink_(step.file, step.offset, bytes);
-    lock.lock();
+    const std::lock_guard lock(mutex_);
     ++turn_;
     turn_changed_.notify_all();
   }
@@ -162,12 +160,12 @@ class AssemblyFiles {
     if (stage_ != before) on_stage_(stage_);
   }
 
+  Group& group_;
   std::span<const FileTarget> targets_;
   WrittenCallback on_written_;
   ItemSink sink_;
   std::unordered_map<const Step*, std::size_t> turns_;  // with a sink: the order of the items of this process
-  std::size_t turn_ = 0;
-  bool has_failed_ = false;
+  std::atomic<std::size_t> turn_{0};
   std::condition_variable turn_changed_;
   std::function<void(std::uint32_t)> on_stage_;
   std::mutex mutex_;
@@ -187,15 +185,19 @@ class Assembling {
         finish_(finish),
         others_(shm::near_ranks(group)),
         ring_(work.turns == 0 ? 0 : work.depth, work.window_bytes, others_.size()),
-        files_(work, group.rank(), on_written, sink, [this](std::uint32_t stage) { ring_.set_stage(stage); }) {
-    for (int rank = 0; rank < group.size(); ++rank)
-      if (group.host_of(rank) != group.host_of(0)) far_.emplace(rank, WindowMail::StageReport{});
+        files_(group, work, on_written, sink, [this](std::uint32_t stage) { ring_.set_stage(stage); }) {
+    const RankNeighbours neighbours(group_);
+    const bool is_first_here = neighbours.above < 0 || !group_.shares_memory(neighbours.above);
+    if (is_first_here) above_ = neighbours.above;
+    for (const auto& [rank, ranks] : neighbours.below)
+      if (!group_.shares_memory(rank)) below_.emplace(rank, WindowMail::StageReport{});
     file_count_ = static_cast<std::uint32_t>(work.targets.size());
     for (const Step& step : work.steps)
       if (step.kind == StepKind::window && static_cast<int>(step.writer) == group.rank()) own_.push_back(&step);
   }
 
   Assembled run(const std::function<void(std::uint64_t)>& progress) {
+    group_.forward_packets();
     if (group_.size() > 1) rings_ = shm::find_rings(group_, others_, ring_, {.phase = "export: finding windows"});
     os::Thread reporter;
     if (progress && group_.rank() == 0)
@@ -250,6 +252,8 @@ class Assembling {
         finish_files(false);
       }
       come_to(file_count_ + files_behind - 1);
+      // While the other thread writes, this one must forward the packets of other processes.
+      ring_.wait_stage(file_count_, {}, group_, {.phase = "export: writing"});
     });
     writer.join();
     attempt([this] { finish_files(true); });
@@ -270,7 +274,6 @@ class Assembling {
     } catch (const Error&) {
       // The failure is another rank's, or that of this process's other thread.
     }
-    files_.give_up();
     const std::lock_guard lock(mutex_);
     failure_ = group_.error();
     changed_.notify_all();
@@ -362,17 +365,18 @@ class Assembling {
     files_.done_with(step);
   }
 
-  // Step 4, between hosts: a process that reaches a file has completed all files that are `files_behind` earlier, and
-  // reports it.
+  // Step 4, between hosts: when the first process of a host reaches a file, it waits until the hosts below and its own
+  // have completed the files that are `files_behind` earlier, and reports them.
   void come_to(std::uint32_t file) {
     for (; file >= files_behind && settled_ <= file - files_behind && settled_ < file_count_; ++settled_) {
-      if (group_.rank() == 0) {
-        for (auto& [rank, stage] : far_) take_stage(rank, stage);
-      } else if (far_.contains(group_.rank())) {
-        // This process's writer thread completes the file, and enforces the deadlines.
-        ring_.wait_stage(settled_ + 1, {}, group_, {.phase = "export: completing a file"});
-        mail_.tell_stage({settled_ + 1, ring_.progress()});
-      }
+      for (auto& [rank, stage] : below_) take_stage(rank, stage);
+      if (above_ < 0) continue;
+      // The writer thread of each process completes the file, and enforces the deadlines.
+      const WaitOptions wait{.phase = "export: completing a file"};
+      ring_.wait_stage(settled_ + 1, {}, group_, wait);
+      for (const int other : others_)
+        ring(static_cast<std::uint32_t>(other)).wait_stage(settled_ + 1, std::span(&other, 1), group_, wait);
+      mail_.tell_stage(above_, {settled_ + 1, bytes_written()});
     }
   }
 
@@ -381,32 +385,34 @@ class Assembling {
     if (told.files != settled_ + 1)
       throw Error(ErrorKind::corrupt, fmt::format("rank {} is at a different file than expected", rank),
                   {.rank = rank});
-    far_bytes_ += told.bytes - stage.bytes;
+    bytes_below_ += told.bytes - stage.bytes;
     stage = told;
   }
 
   // Step 5, on process 0. `all`: also waits for files that are not complete yet.
   void finish_files(bool all) {
     if (group_.rank() != 0) return;
+    const WaitOptions wait{.phase = "export: waiting for a file to be complete"};
     for (; finished_ < file_count_; ++finished_) {
-      for (int rank = 0; rank < group_.size(); ++rank) {
-        if (const auto far = far_.find(rank); far != far_.end()) {
-          if (far->second.files <= finished_) return;
-          continue;
-        }
-        const shm::WindowRing& ring = this->ring(static_cast<std::uint32_t>(rank));
+      if (!below_.empty() && settled_ <= finished_) return;
+      if (ring_.stage() <= finished_) {
+        if (!all) return;
+        ring_.wait_stage(finished_ + 1, {}, group_, wait);
+      }
+      for (const int other : others_) {
+        const shm::WindowRing& ring = this->ring(static_cast<std::uint32_t>(other));
         if (ring.stage() > finished_) continue;
         if (!all) return;
-        ring.wait_stage(finished_ + 1, std::span(&rank, rank == 0 ? 0 : 1), group_,
-                        {.phase = "export: waiting for a file to be complete"});
+        ring.wait_stage(finished_ + 1, std::span(&other, 1), group_, wait);
       }
       finish_(finished_);
       group_.progress();
     }
   }
 
+  // Of this host and the hosts below.
   [[nodiscard]] std::uint64_t bytes_written() const {
-    std::uint64_t sum = ring_.progress() + far_bytes_.load();
+    std::uint64_t sum = ring_.progress() + bytes_below_.load();
     for (const int rank : others_) sum += ring(static_cast<std::uint32_t>(rank)).progress();
     return sum;
   }
@@ -427,9 +433,12 @@ class Assembling {
   std::vector<int> others_;  // processes that share memory with this one
   shm::WindowRing ring_;
   AssemblyFiles files_;
-  std::map<int, WindowMail::StageReport> far_;  // processes that share no memory with process 0, and their last reports
-  std::atomic<std::uint64_t> far_bytes_{0};
-  std::uint32_t settled_ = 0;     // number of files that are known to be complete on all hosts
+  // The first process of the host above in the tree of hosts, and those of the hosts below with their last reports. Set
+  // on the first process of a host.
+  int above_ = -1;
+  std::map<int, WindowMail::StageReport> below_;
+  std::atomic<std::uint64_t> bytes_below_{0};
+  std::uint32_t settled_ = 0;     // number of files that are known to be complete on all hosts below
   std::vector<const Step*> own_;  // items of its own windows, by turn
   std::uint32_t file_count_ = 0;
   std::vector<std::unique_ptr<shm::WindowRing>> rings_;
@@ -563,9 +572,9 @@ void WindowMail::collect(const Step& step, std::span<std::byte> window) {
     }
 }
 
-void WindowMail::tell_stage(const StageReport& stage) {
+void WindowMail::tell_stage(int above, const StageReport& stage) {
   const MailHead head{.kind = MailKind::stage, .turn = stage.files, .bytes = stage.bytes};
-  group_.send(0, bytes_of(head), {.phase = "export: reporting complete files"}, group::Subject::exchange);
+  group_.send(above, bytes_of(head), {.phase = "export: reporting complete files"}, group::Subject::exchange);
 }
 
 WindowMail::StageReport WindowMail::hear_stage(int from) {

@@ -135,7 +135,8 @@ ProcessWork decode_work(std::span<const std::byte> bytes);
 //  3. For its own windows, a second thread waits until all parts have arrived, reduces contributions, writes the item,
 //     and releases the window.
 //  4. A process that has written all its parts of a file syncs and closes it, and then publishes that count (the
-//     stage): in shared memory, or by a message before it begins with the file after the next one.
+//     stage) in shared memory. The first process of a host reports it to other hosts (WindowMail) before it begins with
+//     the file after the next one.
 //  5. Process 0 finishes files in their order, once all processes have completed them: header, fsync, the file's name.
 // A failure of any process aborts the group of the assembly, so that every wait of every process ends at once.
 //
@@ -192,15 +193,20 @@ Assembled assemble(Group& group, const ProcessWork& work, const TensorSource& so
 //  2. A contributor that reaches the item waits for the credit, and then sends its rows, packed, in messages of bounded
 //     size. Each message has the destination of its rows, and the last one is marked.
 //  3. The writer copies them into the window.
-//  4. A process that does not share memory with process 0 sends it, at agreed points of the order, the number of files
-//     that it has completed (the stage), and the number of bytes that it has written.
+//  4. At agreed points of the order, the first process of each host reports the number of files that its host and all
+//     hosts below it in the tree of hosts have completed (the stage), and the number of bytes that they have written.
+//     The first process of the host above receives the report. Process 0 is at the top.
 //
 // All processes handle items in one order, so messages between two of them arrive in the expected order. They cannot
 // deadlock: consider the earliest unfinished item. Its writer waits for contributors that are at that item or before
-// it, and they wait for their writer; neither waits for anything later.
+// it, and they wait for their writer; neither waits for anything later. A process that waits for a stage waits for
+// items of earlier files.
 //
 // The credit ensures that a process sends only what the writer has a window for. A slow disk therefore slows the
 // senders instead of filling memory.
+
+// In a job of many hosts the messages are forwarded (BaseGroup::forward_packets), so that a process has connections to
+// few others. The credit also bounds the packets on their way.
 
 /// One process's side of this protocol. Used by the thread that uses the group.
 class WindowMail {
@@ -222,7 +228,7 @@ class WindowMail {
     std::uint32_t files = 0;
     std::uint64_t bytes = 0;
   };
-  void tell_stage(const StageReport& stage);
+  void tell_stage(int above, const StageReport& stage);
   StageReport hear_stage(int from);
 
  private:

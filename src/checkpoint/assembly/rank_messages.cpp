@@ -27,31 +27,6 @@ std::vector<std::byte> bytes_of(const Bundle& bundle) {
   return out.take();
 }
 
-/// The ranks with which a rank exchanges bundles.
-struct Neighbours {
-  int above = -1;                         ///< -1 on rank 0
-  std::map<int, std::vector<int>> below;  ///< by neighbour: the ranks that it exchanges bundles for, in order
-
-  explicit Neighbours(const group::BaseGroup& group) {
-    std::vector<int> keys;
-    for (int rank = 0; rank < group.size(); ++rank) keys.push_back(group.host_of(rank));
-    const multihost::Hosts hosts(keys, group.rank());
-    if (group.rank() != hosts.leader(hosts.mine)) {
-      above = hosts.leader(hosts.mine);
-      return;
-    }
-    const multihost::HostTree tree{static_cast<int>(hosts.members.size())};
-    if (hosts.mine != 0) above = hosts.leader(tree.parent(hosts.mine));
-    for (const int rank : hosts.here())
-      if (rank != group.rank()) below[rank] = {rank};
-    for (const int child : tree.children(hosts.mine)) {
-      std::vector<int>& ranks = below[hosts.leader(child)];
-      for (const int host : tree.with_all_below(child))
-        ranks.insert(ranks.end(), hosts.on(host).begin(), hosts.on(host).end());
-    }
-  }
-};
-
 /// Receives the bundle of exactly these ranks.
 Bundle receive_bundle(group::BaseGroup& group, int from, std::span<const int> ranks, const WaitOptions& wait) {
   const std::vector<std::byte> bytes = group.receive(from, longest_bundle, wait, group::Subject::exchange);
@@ -78,9 +53,28 @@ void send_bundle(group::BaseGroup& group, int to, const Bundle& bundle, const Wa
 
 }  // namespace
 
+RankNeighbours::RankNeighbours(const group::BaseGroup& group) {
+  std::vector<int> keys;
+  for (int rank = 0; rank < group.size(); ++rank) keys.push_back(group.host_of(rank));
+  const multihost::Hosts hosts(keys, group.rank());
+  if (group.rank() != hosts.leader(hosts.mine)) {
+    above = hosts.leader(hosts.mine);
+    return;
+  }
+  const multihost::HostTree tree{static_cast<int>(hosts.members.size())};
+  if (hosts.mine != 0) above = hosts.leader(tree.parent(hosts.mine));
+  for (const int rank : hosts.here())
+    if (rank != group.rank()) below[rank] = {rank};
+  for (const int child : tree.children(hosts.mine)) {
+    std::vector<int>& ranks = below[hosts.leader(child)];
+    for (const int host : tree.with_all_below(child))
+      ranks.insert(ranks.end(), hosts.on(host).begin(), hosts.on(host).end());
+  }
+}
+
 std::vector<std::vector<std::byte>> gather_messages(group::BaseGroup& group, std::vector<std::byte> mine,
                                                     const WaitOptions& wait) {
-  const Neighbours neighbours(group);
+  const RankNeighbours neighbours(group);
   Bundle bundle;
   bundle.emplace(group.rank(), std::move(mine));
   for (const auto& [from, ranks] : neighbours.below) bundle.merge(receive_bundle(group, from, ranks, wait));
@@ -95,7 +89,7 @@ std::vector<std::vector<std::byte>> gather_messages(group::BaseGroup& group, std
 
 std::vector<std::byte> scatter_messages(group::BaseGroup& group, std::vector<std::vector<std::byte>> all,
                                         const WaitOptions& wait) {
-  const Neighbours neighbours(group);
+  const RankNeighbours neighbours(group);
   Bundle bundle;
   if (neighbours.above < 0) {
     for (std::size_t rank = 0; rank < all.size(); ++rank) bundle.emplace(static_cast<int>(rank), std::move(all[rank]));

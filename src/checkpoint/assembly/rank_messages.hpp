@@ -4,11 +4,20 @@
 // the tree of hosts. So no rank needs a connection to all others. Every kind of group supports them.
 
 #include <cstddef>
+#include <map>
 #include <vector>
 
 #include "src/group/group.hpp"
 
 namespace muster {
+
+/// The ranks with which a rank exchanges such messages.
+struct RankNeighbours {
+  int above = -1;                         ///< -1 on rank 0
+  std::map<int, std::vector<int>> below;  ///< by neighbour: the ranks whose messages it passes on, and itself
+
+  explicit RankNeighbours(const group::BaseGroup& group);
+};
 
 /// Collective. Returns on rank 0 the messages of all ranks, by rank. Returns nothing on the other ranks. Throws as
 /// Group::receive.
