@@ -217,7 +217,6 @@ Figures figures_of(const muster::test::SimulatedNetwork& network, const HeapByRa
 // below it, and of 64 hosts eight have.
 constexpr double constant = 0.4;
 constexpr double linear = 1.1;
-constexpr double quadratic = 2.05;
 
 /// One call, measured for several numbers of hosts.
 struct Call {
@@ -328,12 +327,17 @@ std::vector<int> spread_list(int members, int size) {
 }
 
 /// The messages of a rendezvous depend on the transport, so only the heap is measured. Over TCP, every rank tells rank
-/// 0 its address, and rank 0 tells every rank all of them. Then all ranks exchange cards and a status through the tree.
+/// 0 its address, and rank 0 tells every rank those of rank 0, of the rank itself and of its neighbours in the tree.
+/// Then all ranks exchange cards, which have the addresses, and a status through the tree.
 void measure_rendezvous(int size, Table& table) {
-  constexpr double address = 24;
+  constexpr double address = 64;
+  const HostTree tree{size};
   constexpr double card = sizeof(muster::multihost::RankMetadata);
   Formula formula(size);
-  for (int rank = 1; rank < size; ++rank) formula.send(rank, 0, 2, address * (1 + size));
+  for (int rank = 1; rank < size; ++rank) {
+    const double neighbours = static_cast<double>(tree.children(rank).size()) + (tree.parent(rank) == 0 ? 0 : 1);
+    formula.send(rank, 0, 2, address * (3 + neighbours));
+  }
   formula.all_gather(card, 0).all_gather(1, 0);
   Figures measured;
   measured.fill(std::nan(""));
@@ -342,13 +346,14 @@ void measure_rendezvous(int size, Table& table) {
     muster::test::Fibers fibers(size);
     const auto network = std::make_shared<muster::test::SimulatedNetwork>(size, [&](int rank) { fibers.wake(rank); });
     const HeapByRank heaps(fibers, size);
-    fibers.run([&](int rank) { (void)muster::multihost::meet(*network->transport(rank), std::chrono::seconds(60)); });
+    fibers.run([&](int rank) {
+      (void)muster::multihost::meet(*network->transport(rank), std::chrono::seconds(60), UINT64_MAX);
+    });
     const Figures all = figures_of(*network, heaps);
     for (const Figure figure : {heap, heap0}) measured[figure] = all[figure];
   }
-  Figures bounds = bounds_of({bytes, heap, messages0, sockets0, heap0});
-  bounds[bytes0] = quadratic;
-  table.add("rendezvous", bounds, {size, measured, formula.figures(1250.0 * size, 1750.0 * size)});
+  table.add("rendezvous", bounds_of({bytes, heap, messages0, bytes0, sockets0, heap0}),
+            {size, measured, formula.figures(1250.0 * size, 1750.0 * size)});
 }
 
 /// The calls of one job of simulated hosts.

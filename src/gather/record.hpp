@@ -22,7 +22,7 @@ namespace muster::gather {
 enum class GatherKind : std::uint8_t { configs = 1, tensors = 2, merge = 3, stream = 4 };
 const char* to_string(GatherKind operation) noexcept;
 
-inline constexpr std::uint32_t record_version = 6;
+inline constexpr std::uint32_t record_version = 7;
 inline constexpr std::uint32_t no_position = 0xffffffff;
 
 /// The location of a rank's tensors. Tensors without elements do not count.
@@ -86,8 +86,8 @@ struct ExchangeRecord {
   std::uint32_t held = 0;             // results of this rank that the root holds
   os::MemoryLimit limit = os::MemoryLimit::machine;
   bool has_value : 1 = false;
-  bool needs_companion : 1 = false;  // stream: this rank has no companion that it could use again
   bool complete : 1 = false;         // all moving bytes have been written already (shm_route.hpp)
+  bool needs_companion : 1 = false;  // stream: this rank has no companion that it could use again
   std::uint8_t merge = 0;            // kind of the merge: 1 + Merge::index()
   bool receives = false;             // this rank takes memory of its own for received data (policy.hpp)
   std::uint64_t segment = 0;         // place of the segment in use; 0: not known yet

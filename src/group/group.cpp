@@ -377,13 +377,14 @@ bool BaseGroup::try_send(int to, const PacketHead& head, std::span<const std::by
   return or_fail(*this, [&] { return do_try_send(to, head, packet); });
 }
 
-void BaseGroup::collect_packets(std::vector<int>& from) {
-  or_fail(*this, [&] { do_collect_packets(from); });
+bool BaseGroup::collect_packets(std::vector<int>& from) {
+  return or_fail(*this, [&] { return do_collect_packets(from); });
 }
 
-void BaseGroup::do_collect_packets(std::vector<int>& from) {
+bool BaseGroup::do_collect_packets(std::vector<int>& from) {
   for (int other = 0; other < size(); ++other)
     if (other != rank()) from.push_back(other);
+  return false;
 }
 
 bool BaseGroup::try_receive(int from, const PacketPlace& place) {

@@ -30,7 +30,7 @@ class Region;
 
 /// The number of the layouts of the control block and of the messages of rounds. A change of one of them raises it. A
 /// build without this number reads its number of ranks here, which is never so large.
-inline constexpr std::uint32_t group_layout = 1'000'001;
+inline constexpr std::uint32_t group_layout = 1'000'002;
 
 /// The head of a packet. Its contents are defined by the sender.
 using PacketHead = std::array<std::byte, 32>;
@@ -128,14 +128,14 @@ class BaseGroup : public Group {
   /// Returns whether all packets that try_send accepted for that rank are delivered without this rank, even if it no
   /// longer calls the library.
   [[nodiscard]] virtual bool packets_have_left(int) { return true; }
-  /// All ranks call this before a round that precedes the first message of the group. In a group of many hosts, packets
-  /// then pass through other ranks, so that a rank has connections to few ranks. From then on, every rank must wait
-  /// inside the library until all ranks have received all messages, and must bound the messages that it sends before
-  /// they are received. Local.
+  /// All ranks call this and then run a round. Only then may a rank send the first message of the group. In a group of
+  /// many hosts, packets then pass through other ranks, so that a rank has connections to few ranks. From then on,
+  /// every rank waits inside the library until all ranks have received all messages. It limits the messages that have
+  /// been sent but not received. Local.
   virtual void forward_packets() {}
   /// Appends the ranks from which a packet may have arrived. If each query is a call of the transport, one call queries
-  /// all ranks.
-  void collect_packets(std::vector<int>& from);
+  /// all ranks. Returns whether packets have been forwarded.
+  bool collect_packets(std::vector<int>& from);
   /// Receives the next packet if one has arrived; returns false if not. An error thrown by `place` fails the group.
   bool try_receive(int from, const PacketPlace& place);
   /// Returns whether this rank knows of a failure of the group. Never waits.
@@ -218,7 +218,7 @@ class BaseGroup : public Group {
                              const WaitOptions& options) = 0;
   virtual bool do_try_send(int to, const PacketHead& head, std::span<const std::byte> packet) = 0;
   /// Appends all other ranks.
-  virtual void do_collect_packets(std::vector<int>& from);
+  virtual bool do_collect_packets(std::vector<int>& from);
   virtual bool do_try_receive(int from, const PacketPlace& place) = 0;
   virtual void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                                    const WaitOptions& options) = 0;

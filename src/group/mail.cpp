@@ -149,9 +149,8 @@ const Envelope* Mail::find(int from, std::int64_t tag) const {
 }
 
 bool Mail::take_packets() {
-  bool has_taken = false;
   senders_.clear();
-  group_.collect_packets(senders_);
+  bool has_taken = group_.collect_packets(senders_);
   for (const int rank : senders_)
     for (int packets = 0; packets < most_packets && take(rank); ++packets) has_taken = true;
   return has_taken;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "src/base/fork_mutex.hpp"
+#include "src/group/error_propagation.hpp"
 #include "src/group/group.hpp"
 #include "src/group/mail.hpp"
 
@@ -60,6 +61,10 @@ bool step_mail(BaseGroup& group, std::vector<std::shared_ptr<const void>>& ended
       group.mail().abandon();
     else if (group.may_move())
       has_moved = group.mail().step();
+  } catch (const std::bad_alloc&) {
+    // Other ranks wait for the packets of this rank.
+    group.abort(in_own_name(group, Error(ErrorKind::out_of_space, "out of memory")));
+    group.mail().abandon();
   } catch (const std::exception&) {
     // The group has failed: its own calls throw this error.
     group.mail().abandon();

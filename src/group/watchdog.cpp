@@ -105,10 +105,18 @@ void Watchdog::cancel(const char* how) {
 }
 
 void Watchdog::time_out(std::vector<int> missing) {
-  // The missing ranks may wait for a stopped one without having published this: it may forward their packets.
   const auto is_stopped = [&](int rank) { return peers_.state_of(rank) == "stopped"; };
-  for (int rank = 0; rank < static_cast<int>(peers_.ranks->size()); ++rank)
-    if (rank != self_ && std::ranges::find(missing, rank) == missing.end() && is_stopped(rank)) missing.push_back(rank);
+  const auto waits = [&](int rank) {
+    const std::string phase = group_.phase(rank);
+    return !phase.empty() && phase != between_calls;
+  };
+  // If all missing ranks wait too, they may wait for a stopped rank without having published this: it may forward their
+  // packets.
+  if (std::ranges::all_of(missing, waits) && std::ranges::none_of(missing, is_stopped)) {
+    const std::span<const int> all = peers_.ranks->all();
+    if (const auto found = std::ranges::find_if(all, is_stopped); found != all.end())
+      missing.insert(missing.begin(), *found);
+  }
   std::ranges::stable_partition(missing, is_stopped);
   std::string names;
   for (std::size_t i = 0; i < std::min(missing.size(), most_named); ++i)

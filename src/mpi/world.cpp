@@ -238,7 +238,7 @@ std::shared_ptr<Group> mpi_group(MPI_Comm comm, const MpiGroupOptions& options) 
   multihost::advance_endings(mpi::MpiTransport::kind_name);
   const auto context = std::make_shared<multihost::Context>(mpi::MpiTransport::over(comm, threads, timeout), timeout);
   mpi::end_with_finalize();
-  return multihost::make_group(context, timeout, "mpi_group");
+  return multihost::make_group(context, timeout, "mpi_group", os::open_files_left());
 }
 
 }  // namespace muster

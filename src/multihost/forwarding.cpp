@@ -12,6 +12,8 @@ namespace {
 
 /// A collection receives at most this many packets from each rank, so that it ends.
 constexpr int most_packets = 64;
+/// A gateway that keeps this many bytes for other hosts receives no more from its own host.
+constexpr std::uint64_t most_leaving = 16 << 20;
 
 std::size_t ranks_of_smallest(const Hosts& hosts) {
   return std::ranges::min(hosts.members, {}, &std::vector<int>::size).size();
@@ -19,16 +21,15 @@ std::size_t ranks_of_smallest(const Hosts& hosts) {
 
 }  // namespace
 
-// Two connections to each of 96 ranks, and those of the group, are possible with 256 open files. Forwarding copies each
-// packet up to four times more: an export of 216 MiB from 48 ranks of six imitated hosts over TCP took 1.3 times
-// longer.
+// Two connections to each of 96 ranks, and those of the group, are possible with 256 open files. Forwarding adds
+// copies: docs/explanation/cost-model.md has the cost.
 std::size_t Forwarding::most_direct = 96;
 
 Forwarding::Forwarding(std::shared_ptr<const Hosts> hosts, int self, Send send, Receive receive)
     : hosts_(std::move(hosts)),
       self_(self),
       // With fewer hosts than ranks per host, some ranks would have no work.
-      ways_(static_cast<int>(std::max<std::size_t>(1, ranks_of_smallest(*hosts_) / (hosts_->members.size() - 1)))),
+      gateways_(static_cast<int>(std::max<std::size_t>(1, ranks_of_smallest(*hosts_) / (hosts_->members.size() - 1)))),
       send_(std::move(send)),
       receive_(std::move(receive)) {}
 
@@ -39,7 +40,8 @@ bool Forwarding::is_useful(const Hosts& hosts) {
 
 int Forwarding::gateway(int host, int other, Route route) const {
   const std::vector<int>& ranks = hosts_->on(host);
-  return ranks[static_cast<std::size_t>(other * ways_ + (route.from + route.to) % ways_) % ranks.size()];
+  const int first = (other < host ? other : other - 1) * gateways_;
+  return ranks[static_cast<std::size_t>(first + (route.from + route.to) % gateways_) % ranks.size()];
 }
 
 int Forwarding::next_on(Route route) const {
@@ -54,7 +56,7 @@ bool Forwarding::send(int to, const group::PacketHead& head, std::span<const std
   std::vector<std::byte> bytes(sizeof route + packet.size());
   std::memcpy(bytes.data(), &route, sizeof route);
   if (!packet.empty()) std::memcpy(bytes.data() + sizeof route, packet.data(), packet.size());
-  return send_(next_to(to), head, bytes);
+  return send_(next_on(route), head, bytes);
 }
 
 Forwarding::Route Forwarding::route_of(const Packet& packet, int previous) const {
@@ -66,13 +68,13 @@ Forwarding::Route Forwarding::route_of(const Packet& packet, int previous) const
   // A rank of this host sends its own packets, or those of another host to this rank.
   if (!is_whole || !is_rank(route.from) || !is_rank(route.to) || route.from == route.to || route.from == self_ ||
       (hosts_->is_here(previous) ? route.from != previous && route.to != self_ : !hosts_->is_here(route.to)))
-    throw Error(ErrorKind::corrupt,
-                fmt::format("malformed message: a packet that is not on its way through rank {}", self_));
+    throw Error(ErrorKind::corrupt, fmt::format("malformed message: a packet that rank {} should not receive", self_));
   return route;
 }
 
 void Forwarding::collect(int previous) {
   for (int packets = 0; packets < most_packets; ++packets) {
+    if (hosts_->is_here(previous) && leaving_ >= most_leaving) return;
     Packet packet;
     const auto place = [&](const group::PacketHead& head, std::size_t bytes) {
       packet.head = head;
@@ -81,13 +83,25 @@ void Forwarding::collect(int previous) {
     };
     if (!receive_(previous, place)) return;
     const Route route = route_of(packet, previous);
-    (route.to == self_ ? arrived_[route.from] : on_way_[next_on(route)]).push_back(std::move(packet));
+    if (route.to == self_) {
+      arrived_[route.from].push_back(std::move(packet));
+      continue;
+    }
+    const int next = next_on(route);
+    if (!hosts_->is_here(next)) leaving_ += packet.bytes.size();
+    passing_[next].push_back(std::move(packet));
   }
 }
 
-void Forwarding::pass_on() {
-  for (auto& [next, packets] : on_way_)
-    while (!packets.empty() && send_(next, packets.front().head, packets.front().bytes)) packets.pop_front();
+bool Forwarding::pass_on() {
+  bool has_moved = false;
+  for (auto& [next, packets] : passing_)
+    while (!packets.empty() && send_(next, packets.front().head, packets.front().bytes)) {
+      if (!hosts_->is_here(next)) leaving_ -= packets.front().bytes.size();
+      packets.pop_front();
+      has_moved = true;
+    }
+  return has_moved;
 }
 
 void Forwarding::append_senders(std::vector<int>& from) const {

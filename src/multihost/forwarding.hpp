@@ -9,11 +9,12 @@
 // A step whose two ends are the same rank does not take place. The ranks of a host divide the work of gateways evenly:
 // of H hosts with R ranks each, a rank has connections to about H/R ranks of other hosts, but at least to one.
 //
-// All packets between two ranks take the same way, and no step changes their order.
+// All packets between two ranks take the same route, and no step changes their order.
 //
-// A gateway forwards packets whenever it waits inside the library. It keeps those that the next step has no room for,
-// and never stops receiving, so that no two gateways wait for each other. The protocol that sends the packets must
-// bound their number, as Mail does with its credit and its announcements.
+// A gateway forwards packets whenever it waits inside the library. It keeps those that the next step has no room for.
+// If it keeps too many for other hosts, it receives none from its own host until the transport has taken some. It
+// always receives from other hosts, so no two gateways wait for each other. The protocol that sends the packets bounds
+// the number of those that their receivers have not taken.
 
 #include <array>
 #include <cstddef>
@@ -38,7 +39,7 @@ class Forwarding {
     std::int32_t from = 0;
     std::int32_t to = 0;
   };
-  /// Sends a packet to the next rank of its way. Returns false if there is no room for it now.
+  /// Sends a packet to the next rank of its route. Returns false if there is no room for it now.
   using Send = std::function<bool(int next, const group::PacketHead& head, std::span<const std::byte> packet)>;
   /// Receives the next packet from a rank if one has arrived; returns false if not.
   using Receive = std::function<bool(int from, const group::PacketPlace& place)>;
@@ -49,16 +50,14 @@ class Forwarding {
   static std::size_t most_direct;
   /// Returns whether so many ranks are on other hosts that packets should be forwarded.
   [[nodiscard]] static bool is_useful(const Hosts& hosts);
-  /// Returns the next rank on the way of this rank's packets to `to`.
-  [[nodiscard]] int next_to(int to) const { return next_on({self_, to}); }
 
   /// Begins to send a packet. Returns false if there is no room for it now.
   bool send(int to, const group::PacketHead& head, std::span<const std::byte> packet);
-  /// Receives the packets that have arrived from the previous rank of their way. Throws Error(corrupt) if a packet is
-  /// not on its way through this rank.
+  /// Receives packets that have arrived from the previous rank of their route. Throws Error(corrupt) if the
+  /// route of a packet does not contain this rank.
   void collect(int previous);
-  /// Forwards packets for other ranks.
-  void pass_on();
+  /// Forwards packets for other ranks. Returns whether it has forwarded any.
+  bool pass_on();
   /// Appends the ranks whose packets for this rank have arrived.
   void append_senders(std::vector<int>& from) const;
   /// Receives the next packet of a rank if one has arrived; returns false if not.
@@ -77,11 +76,12 @@ class Forwarding {
 
   std::shared_ptr<const Hosts> hosts_;
   int self_;
-  int ways_;  // the number of gateways that a host has towards each other host
+  int gateways_;  // the number of gateways that a host has towards each other host
   Send send_;
   Receive receive_;
   std::map<int, std::deque<Packet>> arrived_;  // for this rank, by sender
-  std::map<int, std::deque<Packet>> on_way_;   // for other ranks, by the next rank
+  std::uint64_t leaving_ = 0;                  // the bytes of packets for other hosts in `passing_`
+  std::map<int, std::deque<Packet>> passing_;  // for other ranks, by the next rank
 };
 
 }  // namespace muster::multihost

@@ -318,6 +318,7 @@ bool HostsGroup::may_move() const noexcept {
 }
 
 void HostsGroup::forward_packets() {
+  const group::GroupLock use(*this);
   if (!Forwarding::is_useful(*hosts_)) return;
   forwarding_ = std::make_unique<Forwarding>(
       hosts_, rank(), [this](int to, const auto& head, auto packet) { return send_step(to, head, packet); },
@@ -342,9 +343,9 @@ std::size_t HostsGroup::longest_piece(int to) const {
 }
 
 bool HostsGroup::packets_have_left(int to) {
-  const int next = forwarding_ ? forwarding_->next_to(to) : to;
-  if (hosts_->is_here(next)) return true;
-  return untaken(next, tag(MessageTag::long_mail))->load() == 0 && transport().has_left(number_of(next));
+  // If packets are forwarded, this rank keeps calling the library.
+  if (forwarding_ || hosts_->is_here(to)) return true;
+  return untaken(to, tag(MessageTag::long_mail))->load() == 0 && transport().has_left(number_of(to));
 }
 
 bool HostsGroup::do_try_send(int to, const group::PacketHead& head, std::span<const std::byte> packet) {
@@ -372,16 +373,16 @@ bool HostsGroup::send_step(int to, const group::PacketHead& head, std::span<cons
   return true;
 }
 
-void HostsGroup::do_collect_packets(std::vector<int>& from) {
+bool HostsGroup::do_collect_packets(std::vector<int>& from) {
   if (!forwarding_) {
     collect_steps(from);
-    return;
+    return false;
   }
   std::vector<int> previous;
   collect_steps(previous);
   for (const int rank : previous) group::or_blame(*this, rank, [&] { forwarding_->collect(rank); });
-  forwarding_->pass_on();
   forwarding_->append_senders(from);
+  return forwarding_->pass_on();
 }
 
 void HostsGroup::collect_steps(std::vector<int>& from) {
@@ -435,7 +436,7 @@ bool HostsGroup::take_packet(int from, MessageTag kind, const group::PacketPlace
 void HostsGroup::do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                                      const WaitOptions& options) {
   const auto phase = in_phase(options);
-  if (!std::ranges::all_of(on, [&](int rank) { return hosts_->is_here(rank); })) {
+  if (forwarding_ || !std::ranges::all_of(on, [&](int rank) { return hosts_->is_here(rank); })) {
     // The ranks of a gateway's host see that it is stopped. Their error comes first.
     wait(done, {}, on, options, forwarding_ ? wait_step : milliseconds(0));
     return;
@@ -523,10 +524,11 @@ std::shared_ptr<group::BaseGroup> HostsGroup::make_part(const SplitPart& part, T
   return made;
 }
 
-std::shared_ptr<Group> make_group(const std::shared_ptr<Context>& context, milliseconds timeout, const char* phase) {
+std::shared_ptr<Group> make_group(const std::shared_ptr<Context>& context, milliseconds timeout, const char* phase,
+                                  std::uint64_t open_files_left) {
   keep(context);
   try {
-    HostsMembership members(meet(context->transport(), timeout));
+    HostsMembership members(meet(context->transport(), timeout, open_files_left));
     context->introduce(members);
     auto group = std::make_shared<HostsGroup>(context, 0, std::move(members), context->rank(), timeout);
     group->barrier({.timeout = {}, .stop = {}, .phase = phase});

@@ -155,7 +155,7 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
   [[nodiscard]] std::size_t longest_piece(int to) const override;
   [[nodiscard]] bool packets_have_left(int to) override;
   bool do_try_send(int to, const group::PacketHead& head, std::span<const std::byte> packet) override;
-  void do_collect_packets(std::vector<int>& from) override;
+  bool do_collect_packets(std::vector<int>& from) override;
   bool do_try_receive(int from, const group::PacketPlace& place) override;
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
@@ -329,9 +329,9 @@ class HostsGroup final : public group::BaseGroup, private ControlListener {
 };
 
 /// Makes the group of all ranks of a new context, and keeps the context from now on. Collective. `phase` is the name of
-/// the operation in error messages.
+/// the operation in error messages. `open_files_left` is os::open_files_left() before the rendezvous.
 std::shared_ptr<Group> make_group(const std::shared_ptr<Context>& context, std::chrono::milliseconds timeout,
-                                  const char* phase);
+                                  const char* phase, std::uint64_t open_files_left);
 
 /// Publishes the rank for which this rank waits, and the phase, to ranks that ask. -1 means no single rank, or all
 /// ranks of its host.

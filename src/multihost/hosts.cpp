@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -118,27 +119,38 @@ void check_versions(std::span<const RankMetadata> cards) {
 }
 
 void check_limits(std::span<const RankMetadata> cards, const Hosts& hosts, const Transport& transport) {
-  // Temporary files of this and other libraries.
-  constexpr std::uint64_t others = 8;
+  // The local group needs two files per rank, and a socket while its ranks meet. The ranks of a host may also meet over
+  // the transport, through the first of them. The last number is for files of libraries.
+  constexpr std::uint64_t others = 12;
+  const std::uint64_t size = cards.size();
+  const std::uint64_t neighbours = std::min<std::uint64_t>(size - 1, HostTree::most_children + 1);
+  std::optional<Error> warning;
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {
     const std::uint64_t here = hosts.on(hosts.host_of[rank]).size();
-    const std::uint64_t elsewhere = cards.size() - here;
-    // In a larger group, a rank only receives from one rank per host (Carriers), and forwards packets of the hosts that
-    // it is a gateway to. Add to these its neighbours in the tree of hosts.
-    const std::uint64_t of_large_group =
-        hosts.members.size() / 2 + hosts.members.size() / here + HostTree::most_children + 1;
-    const std::uint64_t connected =
-        std::min(elsewhere, std::max<std::uint64_t>(Forwarding::most_direct, of_large_group));
-    const std::uint64_t needed = 2 * here + transport.open_files_for(connected) + others;
-    if (needed <= cards[rank].open_files_left) continue;
-    throw group::in_name_of(
-        {static_cast<int>(rank), get_text(cards[rank].host), cards[rank].pid},
-        os::open_files_error(fmt::format("a group of {} ranks on {} hosts", cards.size(), hosts.members.size()), needed,
-                             cards[rank].open_files_left));
+    const std::uint64_t hosts_that_meet = rank == 0 ? hosts.members.size() : 0;
+    const std::uint64_t local = 4 * here + others;
+    const std::uint64_t needed = local + std::max(transport.open_files_for(neighbours), hosts_that_meet);
+    // If many ranks are elsewhere, a root receives from one rank per host (Carriers), and a gateway forwards the
+    // packets of some hosts (Forwarding).
+    const std::uint64_t of_many = hosts.members.size() / 2 + hosts.members.size() / here + neighbours;
+    const std::uint64_t partners =
+        std::min<std::uint64_t>(size - here, std::max<std::uint64_t>(Forwarding::most_direct, of_many));
+    const std::uint64_t wanted = std::max(needed, local + transport.open_files_for(partners));
+    const std::uint64_t left = cards[rank].open_files_left;
+    if (left >= wanted) continue;
+    const auto error = [&](const char* of_what, std::uint64_t count) {
+      return group::in_name_of(
+          {static_cast<int>(rank), get_text(cards[rank].host), cards[rank].pid},
+          os::open_files_error(fmt::format("{} of {} ranks on {} hosts", of_what, size, hosts.members.size()), count,
+                               left));
+    };
+    if (left < needed) throw error("a group", needed);
+    if (!warning && transport.rank() == 0) warning = error("a gather or an export", wanted);
   }
+  if (warning) log(LogLevel::warning, warning->what());
 }
 
-Met meet(Transport& transport, std::chrono::milliseconds timeout) {
+Met meet(Transport& transport, std::chrono::milliseconds timeout, std::uint64_t open_files_left) {
   using Clock = os::Clock;
   const int self = transport.rank();
   const Clock::time_point deadline = Clock::now() + timeout;
@@ -156,11 +168,15 @@ Met meet(Transport& transport, std::chrono::milliseconds timeout) {
     why_not = error.what();
   }
   mine.has_obstacle = why_not.empty() ? 0 : 1;
-  mine.open_files_left = transport.open_files_left();
+  mine.open_files_left = open_files_left;
+  mine.contact = transport.contact();
   const std::vector<std::byte> bytes = transport.tell_all(std::as_bytes(std::span(&mine, 1)), timeout);
   std::vector<RankMetadata> cards(static_cast<std::size_t>(transport.size()));
   std::memcpy(cards.data(), bytes.data(), bytes.size());
   check_versions(cards);
+  std::vector<Transport::Contact> contacts;
+  for (const RankMetadata& card : cards) contacts.push_back(card.contact);
+  transport.learn(std::move(contacts));
   Met met;
   met.nonce = cards.front().nonce;
   for (std::size_t rank = 0; rank < cards.size(); ++rank)

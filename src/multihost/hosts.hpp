@@ -5,8 +5,8 @@
 //  1. Every rank sends a card to all others: its version of Muster, the boot ID of its kernel, its network namespace,
 //     its user, and whether an obstacle keeps it from sharing memory. Meanwhile it holds a socket name that only its
 //     network namespace can see. Ranks with the same boot ID, namespace and user may be able to share memory.
-//     Each card also has the number of files that its rank could have open. If the job needs more of any rank, all
-//     ranks throw before the group exists.
+//     Each card also says how many more files its rank can open. If a rank needs more for the group, all ranks throw
+//     before the group exists.
 //  2. Two virtual machines that were cloned from one snapshot have the same values in all of these. So every rank
 //     checks which of the names it can see, and sends the first rank whose name it sees to all others. Ranks with the
 //     same first rank are on one host.
@@ -106,8 +106,9 @@ struct RankMetadata {
   std::array<char, 128> host{};
   std::uint32_t layout = group::group_layout;
   std::array<std::byte, 4> zero{};
-  std::uint64_t open_files_left = 0;  // Transport::open_files_left()
-  std::array<std::byte, 256> reserved{};
+  std::uint64_t open_files_left = 0;  // os::open_files_left() before the rendezvous
+  Transport::Contact contact{};
+  std::array<std::byte, 232> reserved{};
 };
 static_assert(sizeof(RankMetadata) == 512, "ranks of other versions must recognize the difference");
 
@@ -118,11 +119,12 @@ RankMetadata own_card();
 /// `cards` contains the cards of all ranks, so that all ranks reach the same result.
 void check_versions(std::span<const RankMetadata> cards);
 
-/// Throws Error(io) if the limit of open files of any rank is too low for its part in such a group. The same
-/// on all ranks.
+/// Throws Error(io) if the limit of open files of any rank is too low for the group. Logs a warning on rank 0 if the
+/// limit is enough for the group, but not for gathers and exports of all ranks. The same on all ranks.
 void check_limits(std::span<const RankMetadata> cards, const Hosts& hosts, const Transport& transport);
 
-/// Collective over all ranks of the transport. Throws Error(timeout), Error(version), Error(io).
-Met meet(Transport& transport, std::chrono::milliseconds timeout);
+/// Collective over all ranks of the transport. `open_files_left` is os::open_files_left() before the rendezvous. Throws
+/// Error(timeout), Error(version), Error(io).
+Met meet(Transport& transport, std::chrono::milliseconds timeout, std::uint64_t open_files_left);
 
 }  // namespace muster::multihost

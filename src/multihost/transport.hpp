@@ -4,6 +4,7 @@
 // (src/tcp/). A message has a receiver, a tag and bytes. Messages with the same sender and tag arrive in order. The
 // calls do not wait: they begin operations, and each call of the transport advances all of them.
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +18,6 @@
 #include "muster/error.hpp"
 
 #include "src/os/clock.hpp"
-#include "src/os/process.hpp"
 
 namespace muster::multihost {
 
@@ -105,10 +105,13 @@ class Transport {
   /// Returns the name for messages: "MPI", "TCP".
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
   [[nodiscard]] virtual int most_tag() const = 0;
+  /// The data with which other ranks find this one: its address. meet() distributes it.
+  using Contact = std::array<std::byte, 24>;
+  [[nodiscard]] virtual Contact contact() const { return {}; }
+  /// Receives the contacts of all ranks. Called once, before any message except those of tell_all() and barrier().
+  virtual void learn([[maybe_unused]] std::vector<Contact> contacts) {}
   /// Returns the number of open files that a rank needs to exchange messages with `ranks` other ranks; 0 if unknown.
   [[nodiscard]] virtual std::uint64_t open_files_for([[maybe_unused]] std::uint64_t ranks) const noexcept { return 0; }
-  /// Returns how many more files this process could have open, without those of the rendezvous.
-  [[nodiscard]] virtual std::uint64_t open_files_left() const noexcept { return os::open_files_left(); }
   /// Returns whether it sends the bytes of a long message only after the receiver has answered.
   [[nodiscard]] virtual bool agrees_on_long_messages() const noexcept { return false; }
 

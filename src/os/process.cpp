@@ -254,8 +254,10 @@ namespace {
 std::uint64_t open_files() noexcept {
   std::uint64_t count = 0;
   if (DIR* const all = ::opendir("/proc/self/fd"); all != nullptr) {
-    while (::readdir(all) != nullptr) ++count;
+    for (const dirent* entry = ::readdir(all); entry != nullptr; entry = ::readdir(all))
+      if (entry->d_name[0] != '.') ++count;
     ::closedir(all);
+    --count;  // the directory itself
   }
   return count;
 }
@@ -275,9 +277,10 @@ std::uint64_t open_files_left() noexcept {
 Error open_files_error(const std::string& what, std::uint64_t needed, std::uint64_t left) {
   return {
       ErrorKind::io,
-      fmt::format("{} needs {} more open files in this process, and its hard limit allows {}. Raise the hard limit of "
-                  "open files (ulimit -n, LimitNOFILE), or start fewer ranks",
-                  what, needed, left),
+      fmt::format(
+          "{} needs {} more open files in this process. The hard limit of the process allows only {}. Raise the hard "
+          "limit of open files (ulimit -n, LimitNOFILE), or start fewer ranks",
+          what, needed, left),
       {.os_error = EMFILE}};
 }
 

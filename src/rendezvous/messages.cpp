@@ -128,7 +128,7 @@ std::optional<MessageHead> parse_head(MessageHead head, const MessageLimits& lim
       break;
     case Word::all:
       if (limits.is_root) return std::nullopt;
-      least = size * sizeof(RoundPartHead);
+      least = sizeof(RoundPartHead);
       most = longest_all;
       descriptors = size * most_descriptors_of_a_rank;
       break;
@@ -159,11 +159,12 @@ std::optional<MessageHead> parse_head(MessageHead head, const MessageLimits& lim
 }
 
 std::vector<std::byte> encode(std::span<const Member> members, std::span<const std::uint32_t> descriptors,
-                              bool is_first) {
+                              std::span<const int> ranks, bool is_first) {
   std::vector<std::byte> body;
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    const Member& member = members[i];
-    append(body, RoundPartHead{static_cast<std::uint32_t>(member.payload.size()), descriptors[i]});
+  for (const int rank : ranks) {
+    const Member& member = members[static_cast<std::size_t>(rank)];
+    append(body, RoundPartHead{static_cast<std::uint32_t>(member.payload.size()),
+                               descriptors[static_cast<std::size_t>(rank)]});
     if (is_first) {
       const auto host = std::as_bytes(std::span(member.host)).first(std::min(member.host.size(), longest_host));
       append(body,
@@ -176,11 +177,12 @@ std::vector<std::byte> encode(std::span<const Member> members, std::span<const s
   return body;
 }
 
-std::optional<std::vector<Member>> decode(Message& message, int size, bool is_first) {
+std::optional<std::vector<Member>> decode(Message& message, std::span<const int> ranks, bool is_first) {
   std::vector<Member> members;
   BodyReader reader(message.body);
   std::size_t descriptor = 0;
-  for (int rank = 0; rank < size && reader.is_whole(); ++rank) {
+  for (const int rank : ranks) {
+    if (!reader.is_whole()) break;
     const auto head = reader.value<RoundPartHead>();
     Member member{.rank = rank};
     if (is_first) {

@@ -26,7 +26,7 @@ enum class Word : std::uint32_t {
   other_job = 3,  ///< from rank 0: this rank 0 belongs to another job
   part = 4,       ///< to rank 0: the sender's part of a round
   late = 5,       ///< to rank 0: the sender's deadline has passed
-  all = 6,        ///< from rank 0: the parts of all ranks
+  all = 6,        ///< from rank 0: the parts of all ranks, or of those that the receiver needs (Terms::needed)
   failure = 7,    ///< in both directions: the cause that ends the rendezvous
   // A relay (relay.hpp) uses these words. No Hello precedes `relay_card`.
   through = 8,  ///< between rank 0 and a relay: a message of ranks behind the relay, after the numbers of their lines
@@ -101,11 +101,12 @@ struct Member {
   std::vector<std::byte> payload = {};
   std::vector<os::Fd> descriptors = {};
 };
-/// encode() returns the body of Word::all, and decode() parses it. Only the first round includes pid, host and address.
-/// The input of decode() may be any bytes; it returns nullopt if they are not the parts of `size` ranks.
+/// encode() returns the body of Word::all with the parts of `ranks`, and decode() parses it. `members` and
+/// `descriptors` have all ranks. Only the first round includes pid, host and address. The input of decode() may be any
+/// bytes; it returns nullopt if they are not the parts of `ranks`.
 std::vector<std::byte> encode(std::span<const Member> members, std::span<const std::uint32_t> descriptors,
-                              bool is_first);
-std::optional<std::vector<Member>> decode(Message& message, int size, bool is_first);
+                              std::span<const int> ranks, bool is_first);
+std::optional<std::vector<Member>> decode(Message& message, std::span<const int> ranks, bool is_first);
 
 /// The body of Word::line_ended.
 struct LineEnd {

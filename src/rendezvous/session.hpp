@@ -9,7 +9,7 @@
 //     Word::other_job.
 //  2. Each rank then prepares the data that the other ranks need, its part, and sends it. If this fails, the rank sends
 //     the failure. A rank prepares its part after its hello, so that it can report a failure to do so.
-//  3. When rank 0 has all parts, it sends all of them to every rank.
+//  3. When rank 0 has all parts, it sends all of them to every rank, or to each rank those that it needs (Terms).
 //  4. Steps 2 and 3 form one round. The ranks may run further rounds while the session lasts.
 //
 // Rank 0 ends the rendezvous with one error, the cause, which all ranks throw. It does so in these cases:
@@ -112,6 +112,9 @@ struct Terms {
   Clock::time_point deadline = {};   ///< deadline of step 1
   std::function<void()> watch = {};  ///< called repeatedly while this rank waits; may throw to end the rendezvous
   std::vector<int> numbers = {};     ///< numbers of the ranks in messages; empty: 0, 1, 2 and so on
+  /// Returns the ranks, in ascending order, whose parts a rank receives. The same on all ranks. Empty: it receives
+  /// those of all ranks. Parts with descriptors are sent to all ranks.
+  std::function<std::vector<int>(int rank)> needed = {};
 
   [[nodiscard]] int number(int of_rank) const {
     return numbers.empty() ? of_rank : numbers[static_cast<std::size_t>(of_rank)];
@@ -131,7 +134,8 @@ class Session {
   ~Session();
 
   using Prepare = std::function<RoundPart()>;
-  /// Runs steps 2 and 3. Collective. Returns all ranks in order; the first round also fills in host, pid and address.
+  /// Runs steps 2 and 3. Collective. Returns the ranks that this rank needs, in order (on rank 0, all ranks). The first
+  /// round also fills in host, pid and address.
   /// On rank 0 the Member of rank 0 has no descriptors. If the round fails, every rank throws the same cause:
   /// Error(timeout | version | rank_mismatch | peer_lost | cancelled), or the error that `prepare` threw on one of the
   /// ranks. The session has then ended.

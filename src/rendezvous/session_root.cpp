@@ -326,8 +326,18 @@ class Root final : public Session::Side {
       visitor.has_part = false;
       lines.push_back(visitor.line.get());
     }
-    transport_->tell_all(lines, make_message(Word::all, encode(members_, counts, std::exchange(is_first_, false)),
-                                             std::move(descriptors)));
+    const bool is_first = std::exchange(is_first_, false);
+    if (terms_.needed) {
+      // A relay may leave when it has its own message, so those of the ranks behind it come first.
+      for (const bool is_behind : {true, false})
+        for (std::size_t rank = 1; rank < ranks_.size(); ++rank)
+          if ((lines[rank - 1]->relay() != nullptr) == is_behind)
+            lines[rank - 1]->send(
+                make_message(Word::all, encode(members_, counts, ranks_for(static_cast<int>(rank)), is_first)));
+    } else {
+      transport_->tell_all(
+          lines, make_message(Word::all, encode(members_, counts, ranks_for(0), is_first), std::move(descriptors)));
+    }
     const Clock::time_point until = std::max(deadline_, Clock::now() + last_words);
     for (;;) {
       const Visitor* stuck = nullptr;

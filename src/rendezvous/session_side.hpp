@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -61,14 +62,21 @@ class Session::Side {
   [[nodiscard]] int number_of(const Hello& hello) const {
     return hello.rank >= 0 && hello.rank < terms_.size ? terms_.number(hello.rank) : hello.rank;
   }
-  /// Returns the cause to send. An error that names another rank is returned unchanged; any other error becomes a
-  /// failure of this rank.
+  /// Returns the cause to send. An error that names another rank, or the process of any rank, is returned unchanged;
+  /// any other error becomes a failure of this rank.
   [[nodiscard]] Error own_failure(const Error& cause) const {
-    if (cause.rank() && *cause.rank() != number_of(own_)) return cause;
+    if (cause.rank() && (*cause.rank() != number_of(own_) || cause.pid())) return cause;
     ErrorDetails details = details_of(own_);
     details.path = cause.path();
     details.os_error = cause.os_error();
     return error(cause.kind(), fmt::format("{} cannot join: {}", name_of(own_), cause.what()), std::move(details));
+  }
+  /// Returns the ranks whose parts that rank receives.
+  [[nodiscard]] std::vector<int> ranks_for(int rank) const {
+    if (terms_.needed) return terms_.needed(rank);
+    std::vector<int> all(static_cast<std::size_t>(terms_.size));
+    std::iota(all.begin(), all.end(), 0);
+    return all;
   }
   /// Throws if `watch` throws, or if the user has interrupted the program.
   void check_others() const {

@@ -106,15 +106,7 @@ std::array<std::uint8_t, 16> bytes_of(const asio::ip::address& address) {
 
 /// The reverse of bytes_of().
 asio::ip::address address_of(const std::array<std::uint8_t, 16>& bytes) {
-  const asio::ip::address_v6 address(bytes);
-  if (address.is_v4_mapped()) return asio::ip::make_address_v4(asio::ip::v4_mapped, address);
-  return address;
-}
-
-/// `first` is the address at which this rank has reached rank 0.
-Endpoint endpoint_of(const std::array<std::uint8_t, 16>& bytes, std::uint16_t port, const asio::ip::address& first) {
-  const asio::ip::address address = address_of(bytes);
-  return {address.is_unspecified() ? first : address, port};
+  return Addresses{}.endpoint_of({.address = bytes}).address();
 }
 
 class TcpSockets final : public rendezvous::Sockets {
@@ -366,10 +358,18 @@ std::string key_of(const TcpGroupOptions& options) {
   return {};
 }
 
+/// Returns the ranks whose parts a rank needs before the transport distributes the addresses of all: its neighbours in
+/// the tree, itself, and rank 0 for the token.
+std::vector<int> ranks_needed(int rank, int size) {
+  std::vector<int> ranks = TcpTransport::neighbours_in_tree(rank, size);
+  if (ranks.front() != 0) ranks.insert(ranks.begin(), 0);
+  return ranks;
+}
+
 /// Step 1.
 std::shared_ptr<TcpTransport> meet(const TcpGroupOptions& options, const RendezvousAddress& place,
                                    rendezvous::Session& session, const TcpSockets& sockets,
-                                   rendezvous::Clock::time_point deadline, std::uint64_t open_files_left) {
+                                   rendezvous::Clock::time_point deadline) {
   auto io = std::make_unique<asio::io_context>(1);
   std::optional<Acceptor> acceptor;
   FirstRoundPart mine;
@@ -383,7 +383,8 @@ std::shared_ptr<TcpTransport> meet(const TcpGroupOptions& options, const Rendezv
         return rendezvous::RoundPart{.payload = {bytes.begin(), bytes.end()}};
       },
       deadline);
-  Addresses addresses;
+  Addresses addresses{.of_ranks = std::vector<Endpoint>(static_cast<std::size_t>(options.size)),
+                      .root = sockets.first()};
   for (const rendezvous::Member& member : members) {
     FirstRoundPart part;
     if (member.payload.size() != sizeof part)
@@ -391,10 +392,11 @@ std::shared_ptr<TcpTransport> meet(const TcpGroupOptions& options, const Rendezv
                   {.rank = member.rank});
     std::memcpy(&part, member.payload.data(), sizeof part);
     if (member.rank == 0) addresses.token = part.token;
-    addresses.of_ranks.push_back(endpoint_of(member.address, part.port, sockets.first()));
+    const RankAddress contact{.address = member.address, .port = part.port};
+    if (member.rank == options.rank) addresses.own = contact;
+    addresses.of_ranks[static_cast<std::size_t>(member.rank)] = addresses.endpoint_of(contact);
   }
-  return std::make_shared<TcpTransport>(options.rank, std::move(addresses), std::move(io), std::move(*acceptor),
-                                        open_files_left);
+  return std::make_shared<TcpTransport>(options.rank, std::move(addresses), std::move(io), std::move(*acceptor));
 }
 
 /// A connection that ends without `bye` counts as the loss of this rank. So the process leaves its groups before it
@@ -440,14 +442,16 @@ std::shared_ptr<Group> tcp_group(const TcpGroupOptions& options) {
                                    "host, or raise MUSTER_TIMEOUT (seconds)",
        .rank = options.rank,
        .size = options.size,
-       .deadline = deadline},
+       .deadline = deadline,
+       .needed = [size = options.size](int rank) { return tcp::ranks_needed(rank, size); }},
       std::move(owner));
   try {
-    const auto transport = tcp::meet(options, place, session, sockets, deadline, open_files_left);
+    const auto transport = tcp::meet(options, place, session, sockets, deadline);
     tcp::end_with_process();
     // Step 2.
     transport->set_watch([&session] { session.watch(); });
-    auto group = multihost::make_group(std::make_shared<multihost::Context>(transport, timeout), timeout, "tcp_group");
+    auto group = multihost::make_group(std::make_shared<multihost::Context>(transport, timeout), timeout, "tcp_group",
+                                       open_files_left);
     transport->set_watch({});
     // The last messages of the group's barrier may be for ranks to which this rank is still connecting. No rank polls
     // these connections during step 3.

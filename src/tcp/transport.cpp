@@ -133,10 +133,15 @@ class TcpTransport::TakenOut final : public multihost::ArrivedMessage {
   bool is_received_ = false;
 };
 
-TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor,
-                           std::uint64_t open_files_left)
+Endpoint Addresses::endpoint_of(const RankAddress& contact) const {
+  const asio::ip::address_v6 address(contact.address);
+  if (address.is_unspecified()) return {root, contact.port};
+  if (address.is_v4_mapped()) return {asio::ip::make_address_v4(asio::ip::v4_mapped, address), contact.port};
+  return {address, contact.port};
+}
+
+TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor)
     : Transport(rank, static_cast<int>(addresses.of_ranks.size())),
-      open_files_left_(open_files_left),
       io_(std::move(io)),
       addresses_(std::move(addresses)) {
   constexpr std::uint64_t other_files = 256;
@@ -153,6 +158,30 @@ TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::
           log(LogLevel::info, fmt::format("TCP: rank {} closes a second connection of rank {}", this->rank(), from));
       });
   begin_forkable();
+}
+
+multihost::Transport::Contact TcpTransport::contact() const {
+  multihost::Transport::Contact bytes{};
+  static_assert(sizeof(RankAddress) <= sizeof bytes);
+  std::memcpy(bytes.data(), &addresses_.own, sizeof(RankAddress));
+  return bytes;
+}
+
+void TcpTransport::learn(std::vector<multihost::Transport::Contact> contacts) {
+  const LockHold hold(*this);
+  for (std::size_t rank = 0; rank < contacts.size(); ++rank) {
+    RankAddress address;
+    std::memcpy(&address, contacts[rank].data(), sizeof address);
+    addresses_.of_ranks[rank] = addresses_.endpoint_of(address);
+  }
+}
+
+std::vector<int> TcpTransport::neighbours_in_tree(int rank, int size) {
+  const multihost::HostTree tree{size};
+  std::vector<int> ranks = tree.children(rank);
+  ranks.insert(ranks.begin(), rank);
+  if (rank != 0) ranks.insert(ranks.begin(), tree.parent(rank));
+  return ranks;
 }
 
 Peer& TcpTransport::peer(int rank) {

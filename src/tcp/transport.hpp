@@ -3,6 +3,7 @@
 // The TCP transport. Every rank listens. A rank connects to another one when it first has a message for it
 // (connection.hpp). There is no thread: the calls poll, and bytes move in these calls and in the buffers of the kernel.
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -21,19 +22,27 @@ namespace muster::tcp {
 class Listener;
 
 /// The addresses at which the ranks listen, and the token of their job. All ranks have the same values.
+/// The address and the port of a rank, as rank 0 sees them. An unspecified address is that of rank 0's host.
+struct RankAddress {
+  std::array<std::uint8_t, 16> address{};  // IPv6
+  std::uint16_t port = 0;
+};
+
 struct Addresses {
-  std::vector<Endpoint> of_ranks;
+  std::vector<Endpoint> of_ranks;  ///< at first only those of the ranks next to this one in the tree of ranks
   Token token{};
+  RankAddress own{};
+  asio::ip::address root{};  ///< the address at which this rank has reached rank 0
+
+  [[nodiscard]] Endpoint endpoint_of(const RankAddress& contact) const;
 };
 
 class TcpTransport final : public multihost::Transport, private Forkable {
  public:
   static constexpr std::string_view kind_name = "tcp";
 
-  /// `acceptor` listens at the address of this rank, and was made with `io`. `open_files_left` is that before the
-  /// rendezvous.
-  TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor,
-               std::uint64_t open_files_left);
+  /// `acceptor` listens at the address of this rank, and was made with `io`.
+  TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor);
   ~TcpTransport() override;
 
   [[nodiscard]] std::string_view kind() const noexcept override { return kind_name; }
@@ -42,7 +51,10 @@ class TcpTransport final : public multihost::Transport, private Forkable {
     // Two ranks have one connection in each direction.
     return 2 * ranks;
   }
-  [[nodiscard]] std::uint64_t open_files_left() const noexcept override { return open_files_left_; }
+  [[nodiscard]] multihost::Transport::Contact contact() const override;
+  void learn(std::vector<multihost::Transport::Contact> contacts) override;
+  /// Returns the ranks with which tell_all() and barrier() exchange messages, and the rank itself, in ascending order.
+  static std::vector<int> neighbours_in_tree(int rank, int size);
   [[nodiscard]] int most_tag() const override { return INT32_MAX; }
 
   multihost::PendingTransfer send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
@@ -86,7 +98,6 @@ class TcpTransport final : public multihost::Transport, private Forkable {
   void in_child() noexcept override;
 
   mutable ForkMutex mutex_;
-  const std::uint64_t open_files_left_;
   std::unique_ptr<asio::io_context> io_;
   Addresses addresses_;
   Peer::PeersState shared_;

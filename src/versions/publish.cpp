@@ -32,6 +32,7 @@
 #include "src/checkpoint/assembly/agreement.hpp"
 #include "src/checkpoint/assembly/export_run.hpp"
 #include "src/checkpoint/assembly/live_tensors.hpp"
+#include "src/checkpoint/assembly/rank_messages.hpp"
 #include "src/checkpoint/assembly/shard_set.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/core/thread_pool.hpp"
@@ -47,7 +48,6 @@ namespace muster {
 namespace versions {
 namespace {
 
-constexpr std::uint64_t longest_message = std::uint64_t{1} << 32;
 constexpr std::size_t stream_bytes = 16;
 
 /// Rank 0's decisions, which it tells all ranks.
@@ -171,13 +171,6 @@ class Publishing {
     return std::min<std::chrono::milliseconds>(group_.timeout(), workspace::longest_lateness);
   }
 
-  // Sends all ranks the same bytes of rank 0.
-  std::vector<std::byte> from_first(std::vector<std::byte> bytes, const WaitOptions& wait) {
-    if (!is_first()) return group_.receive(0, longest_message, wait, group::Subject::exchange);
-    for (int rank = 1; rank < group_.size(); ++rank) group_.send(rank, bytes, wait, group::Subject::exchange);
-    return bytes;
-  }
-
   // Step 1.
   void find_old() {
     std::uint64_t newest = 0;
@@ -194,7 +187,8 @@ class Publishing {
     group::or_fail(group_, [&] {
       ByteWriter out;
       out.values(newest, is_full);
-      const std::vector<std::byte> bytes = from_first(out.take(), {.phase = "publish: finding the newest version"});
+      const std::vector<std::byte> bytes =
+          spread_message(group_, out.take(), {.phase = "publish: finding the newest version"});
       ByteReader in(bytes, "the number of the newest version");
       in.values(newest, is_full);
       in.end();
@@ -348,19 +342,16 @@ class Publishing {
 
   void hand_out_plan() {
     const WaitOptions wait{.phase = "publish: distributing the plan"};
-    if (is_first()) {
-      for (int rank = 1; rank < group_.size(); ++rank) {
-        ByteWriter out;
-        describe(out, plan_, rank_files_[static_cast<std::size_t>(rank)]);
-        group_.send(rank, out.take(), wait, group::Subject::exchange);
-      }
-      file_ = std::move(rank_files_.front());
-    } else {
-      const std::vector<std::byte> bytes = group_.receive(0, longest_message, wait, group::Subject::exchange);
-      ByteReader in(bytes, "the plan of a version");
-      describe(in, plan_, file_);
-      in.end();
+    std::vector<std::vector<std::byte>> of_ranks;
+    for (auto& file : rank_files_) {
+      ByteWriter out;
+      describe(out, plan_, file);
+      of_ranks.push_back(out.take());
     }
+    const std::vector<std::byte> bytes = scatter_messages(group_, std::move(of_ranks), wait);
+    ByteReader in(bytes, "the plan of a version");
+    describe(in, plan_, file_);
+    in.end();
     for (const TensorEntry& entry : file_) names_.push_back(entry.name);
     agree_on(group_, "publish: opening the previous version", [&] {
       if (plan_.kind == VersionKind::delta) old_.require(names_);
@@ -480,10 +471,9 @@ class Publishing {
     const WaitOptions wait{.phase = "publish: collecting digests"};
     ByteWriter out;
     describe(out, written_);
-    if (!is_first()) return group_.send(0, out.take(), wait, group::Subject::exchange);
-    for (int rank = 1; rank < group_.size(); ++rank) {
-      const std::vector<std::byte> bytes = group_.receive(rank, longest_message, wait, group::Subject::exchange);
-      ByteReader in(bytes, fmt::format("the files of rank {}", rank));
+    const std::vector<std::vector<std::byte>> all = gather_messages(group_, out.take(), wait);
+    for (std::size_t rank = 1; rank < all.size(); ++rank) {
+      ByteReader in(all[rank], fmt::format("the files of rank {}", rank));
       std::vector<WrittenFile> files;
       describe(in, files);
       in.end();

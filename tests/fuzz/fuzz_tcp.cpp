@@ -4,9 +4,11 @@
 // relies on.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <span>
 
 #include "muster/error.hpp"
@@ -66,8 +68,10 @@ void check_rendezvous(std::span<const std::byte> bytes) {
       require(!inner || (inner->body.size() < carried->bytes.size() && inner->word != rendezvous::Word::through));
     }
     if (head->word != rendezvous::Word::all) continue;
+    std::array<int, ranks> all_ranks{};
+    std::iota(all_ranks.begin(), all_ranks.end(), 0);
     for (const bool is_first : {true, false})
-      if (const auto members = rendezvous::decode(message, ranks, is_first)) require(members->size() == ranks);
+      if (const auto members = rendezvous::decode(message, all_ranks, is_first)) require(members->size() == ranks);
   }
 }
 

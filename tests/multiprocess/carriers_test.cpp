@@ -4,12 +4,12 @@
 
 #include <signal.h>
 
-#include <filesystem>
 #include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "tests/support/exchanges.hpp"
+#include "tests/support/open_sockets.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/shared_words.hpp"
 
@@ -21,15 +21,6 @@ namespace {
 
 constexpr int ranks_of_six_hosts = 48;
 constexpr int ranks_of_a_host = 8;
-
-std::size_t open_sockets() {
-  std::size_t sockets = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code none;
-    sockets += std::filesystem::read_symlink(entry, none).string().starts_with("socket:") ? 1 : 0;
-  }
-  return sockets;
-}
 
 /// The ranks from `first` on in a circle, without those for which `is_left_out` is true.
 std::vector<int> list_from(int first, const std::function<bool(int)>& is_left_out = {}) {

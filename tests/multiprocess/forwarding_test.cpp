@@ -14,6 +14,7 @@
 #include "src/multihost/forwarding.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/forked_ranks.hpp"
+#include "tests/support/open_sockets.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -88,8 +89,11 @@ TEST_CASE("messages between all ranks of six hosts arrive in order, byte by byte
   const FewRanksForward few;
   run_ranks(number_of_ranks, [](Group& group) {
     const auto forwarding = forwarding_companion(group);
+    const std::size_t before = open_sockets();
     for (const int distance : {1, 7, 8, 20, 24, 47})
       for (int turn = 0; turn < 2; ++turn) exchange(*forwarding, distance, turn);
+    // A rank has exchanged messages with ten ranks of other hosts.
+    if (group.kind() == "tcp") RANK_CHECK(open_sockets() <= before + 6);
     // Messages pass through ranks that wait for others, or for a round of another group.
     if (group.rank() % 8 == 3) exchange(*forwarding, 16, 9);
     if (group.rank() % 8 == 4) exchange(*forwarding, 8, 9);

@@ -41,7 +41,7 @@ TEST_CASE("a hundred ranks gather, with a limit of open files that is too low at
   CHECK(::setrlimit(RLIMIT_NOFILE, &before) == 0);
 }
 
-TEST_CASE("a rank that may have too few open files for a hundred ranks is named by all of them at once") {
+TEST_CASE("all of a hundred ranks name the rank whose limit of open files is too low") {
   const std::string key = unique_key();
   run_processes(many, [&](int rank) {
     if (rank == 5) limit_open_files(150, 150);

@@ -207,7 +207,7 @@ TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all 
 
 TEST_CASE("a head is refused before its length is allocated: each word, at each side, from ranks and strangers") {
   constexpr std::uint64_t any = longest_part;
-  constexpr std::uint64_t few = 3 * 8;  // the heads of three parts
+  constexpr std::uint64_t few = 8;  // the head of one part
   constexpr std::uint64_t hello = sizeof(Hello);
   struct Row {
     Word word;

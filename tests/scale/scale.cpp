@@ -247,7 +247,7 @@ int main(int argc, char** argv) {
     return 77;
   }
   try {
-    // Few ranks imitate many: their packets are forwarded, too.
+    // A lower threshold makes few ranks forward packets, as many ranks do.
     multihost::Forwarding::most_direct = 32;
     Job job{std::atoi(argv[1]), std::atoi(argv[2]), std::atoi(argv[3]), static_cast<rlim_t>(std::atoi(argv[4])), -1};
     const std::string_view last = argc == 6 ? argv[5] : "";

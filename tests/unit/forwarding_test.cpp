@@ -29,6 +29,7 @@ class Network {
       all_.push_back(std::make_unique<Forwarding>(
           std::make_shared<const Hosts>(keys_, rank), rank,
           [this, rank](int next, const group::PacketHead&, std::span<const std::byte> packet) {
+            if (is_full) return false;
             packets[{rank, next}].emplace_back(packet.begin(), packet.end());
             if (host_of(rank) != host_of(next)) others_[static_cast<std::size_t>(rank)].insert(next);
             return true;
@@ -58,6 +59,7 @@ class Network {
   [[nodiscard]] std::size_t others(int rank) const { return others_[static_cast<std::size_t>(rank)].size(); }
 
   std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> packets;  // by the two ends of a step
+  bool is_full = false;                                                       // no rank can send
 
  private:
   std::vector<int> keys_;
@@ -88,6 +90,38 @@ TEST_CASE("a packet takes at most three steps, and a rank sends to few ranks of 
     const std::size_t most = sizes.size() / static_cast<std::size_t>(sizes.front()) + 2;
     for (int rank = 0; rank < network.size(); ++rank) CHECK(network.others(rank) <= most);
   }
+}
+
+TEST_CASE("a gateway keeps packets that it cannot send, in order, and then receives none from its own host") {
+  Network network({2, 2});
+  // These packets pass through ranks 0 and 2.
+  constexpr int from = 1;
+  constexpr int to = 3;
+  const auto send = [&](std::size_t bytes, unsigned char mark) {
+    const std::vector<std::byte> packet(bytes, std::byte{mark});
+    REQUIRE(network.of(from).send(to, {}, packet));
+  };
+  for (unsigned char mark = 0; mark < 20; ++mark) send(1 << 20, mark);
+  network.is_full = true;
+  network.of(0).collect(from);
+  CHECK(!network.of(0).pass_on());
+  // It keeps 16 MiB.
+  CHECK(network.packets[{from, 0}].size() == 4);
+  network.of(0).collect(from);
+  CHECK(network.packets[{from, 0}].size() == 4);
+  network.is_full = false;
+  CHECK(network.of(0).pass_on());
+  network.of(0).collect(from);
+  CHECK(network.of(0).pass_on());
+  CHECK(!network.of(0).pass_on());
+  const int gateway = network.step(0);
+  if (gateway != to) network.step(gateway);
+  for (unsigned char mark = 0; mark < 20; ++mark) {
+    std::vector<std::byte> found(1 << 20);
+    REQUIRE(network.of(to).receive(from, [&](const auto&, std::size_t) { return std::span(found); }));
+    CHECK(found == std::vector<std::byte>(1 << 20, std::byte{mark}));
+  }
+  CHECK(!network.of(to).receive(from, [](const auto&, std::size_t) { return std::span<std::byte>(); }));
 }
 
 TEST_CASE("packets are forwarded only if many ranks are on other hosts") {

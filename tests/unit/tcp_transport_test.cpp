@@ -51,8 +51,7 @@ struct Ends {
     }
     for (int rank = 0; rank < size; ++rank) {
       const auto at = static_cast<std::size_t>(rank);
-      all.push_back(std::make_shared<TcpTransport>(rank, addresses, std::move(loops[at]), std::move(acceptors[at]),
-                                                   os::open_files_left()));
+      all.push_back(std::make_shared<TcpTransport>(rank, addresses, std::move(loops[at]), std::move(acceptors[at])));
     }
   }
   TcpTransport& operator[](int rank) { return *all[static_cast<std::size_t>(rank)]; }

@@ -4,11 +4,13 @@
 #include <fmt/core.h>
 
 #include <array>
+#include <chrono>
 #include <string>
 #include <vector>
 
 #include "src/base/fixed_string.hpp"
 #include "src/group/group.hpp"
+#include "src/group/progress.hpp"
 
 namespace muster {
 namespace {
@@ -56,6 +58,8 @@ void agree(Group& group, const std::optional<Error>& failure, const char* phase,
 
 void go_on(Group& group) {
   group.progress();
+  // Other ranks may wait for packets that this one forwards.
+  (void)group::RankProgress().step(std::chrono::nanoseconds(0));
   if (const std::optional<Error> failure = group.error()) throw Error(*failure);
 }
 

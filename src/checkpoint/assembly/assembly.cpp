@@ -365,8 +365,8 @@ class Assembling {
     files_.done_with(step);
   }
 
-  // Step 4, between hosts: when the first process of a host reaches a file, it waits until the hosts below and its own
-  // have completed the files that are `files_behind` earlier, and reports them.
+  // Step 4, between hosts: the first process of a host reaches a file. It waits until its host and the hosts below have
+  // completed all files up to `files_behind` earlier. Then it reports them.
   void come_to(std::uint32_t file) {
     for (; file >= files_behind && settled_ <= file - files_behind && settled_ < file_count_; ++settled_) {
       for (auto& [rank, stage] : below_) take_stage(rank, stage);

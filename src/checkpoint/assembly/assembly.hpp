@@ -199,7 +199,7 @@ Assembled assemble(Group& group, const ProcessWork& work, const TensorSource& so
 //
 // All processes handle items in one order, so messages between two of them arrive in the expected order. They cannot
 // deadlock: consider the earliest unfinished item. Its writer waits for contributors that are at that item or before
-// it, and they wait for their writer; neither waits for anything later. A process that waits for a stage waits for
+// it, and they wait for their writer; neither waits for anything later. A wait for a stage depends only on
 // items of earlier files.
 //
 // The credit ensures that a process sends only what the writer has a window for. A slow disk therefore slows the

@@ -23,6 +23,9 @@ struct RankNeighbours {
 /// Group::receive.
 std::vector<std::vector<std::byte>> gather_messages(group::BaseGroup& group, std::vector<std::byte> mine,
                                                     const WaitOptions& wait);
+/// Collective. Returns the message of rank 0 on all ranks. Throws as Group::receive.
+std::vector<std::byte> spread_message(group::BaseGroup& group, std::vector<std::byte> of_first,
+                                      const WaitOptions& wait);
 /// Collective. Sends each rank the message that rank 0 passes for it in `all`, by rank. Returns the message for this
 /// rank. Throws as Group::receive.
 std::vector<std::byte> scatter_messages(group::BaseGroup& group, std::vector<std::vector<std::byte>> all,
