@@ -326,17 +326,23 @@ std::vector<int> spread_list(int members, int size) {
   return list;
 }
 
-/// The messages of a rendezvous depend on the transport, so only the heap is measured. Over TCP, every rank tells rank
-/// 0 its address, and rank 0 tells every rank those of rank 0, of the rank itself and of its neighbours in the tree.
-/// Then all ranks exchange cards, which have the addresses, and a status through the tree.
+/// The messages of a rendezvous depend on the transport, so only the heap is measured. Over TCP, every rank sends rank
+/// 0 its hello and its port. Rank 0 answers with its own hello, and with the addresses of rank 0, of the rank itself
+/// and of its neighbours in the tree. Then all ranks exchange cards, which have all addresses, and a status through the
+/// tree.
 void measure_rendezvous(int size, Table& table) {
+  constexpr double message = 24;
+  constexpr double hello = 256;
+  constexpr double port = 18;
   constexpr double address = 64;
   const HostTree tree{size};
   constexpr double card = sizeof(muster::multihost::RankMetadata);
   Formula formula(size);
   for (int rank = 1; rank < size; ++rank) {
     const double neighbours = static_cast<double>(tree.children(rank).size()) + (tree.parent(rank) == 0 ? 0 : 1);
-    formula.send(rank, 0, 2, address * (3 + neighbours));
+    formula.send(rank, 0, 4, 4 * message + 2 * hello + port + address * (2 + neighbours));
+    // The last round.
+    formula.send(rank, 0, 2, 2 * message + 8);
   }
   formula.all_gather(card, 0).all_gather(1, 0);
   Figures measured;
@@ -378,8 +384,7 @@ class Job {
       measure_split();
       measure_failure();
     }
-    // The tables of an export are larger.
-    if (size_ <= 512) measure_export();
+    if (size_ <= 4096) measure_export();
     run([&](HostsGroup& group) { own(group).reset(); });
     begin();
     hosts_.end();
@@ -456,18 +461,24 @@ class Job {
     run([&](HostsGroup& group) { parts[static_cast<std::size_t>(group.rank())].reset(); });
   }
   void measure_export() {
+    constexpr std::uint64_t budget = std::uint64_t{2} << 30;
     const muster::test::TemporaryDirectory work(muster::test::Medium::memory);
     // Each rank has a tensor and writes it, so that no bytes of tensors are sent.
     run([&](HostsGroup& group) {
       const muster::TensorPart part{.name = fmt::format("layers.{}.weight", group.rank()),
                                     .tensor = muster::Tensor::take(std::vector<float>(16, 1))};
-      (void)muster::export_model(std::span(&part, 1), work / "out", "", group, {.writers = muster::Writers::all});
+      (void)muster::export_model(std::span(&part, 1), work / "out", "", group,
+                                 {.memory_budget = budget, .writers = muster::Writers::all});
     });
-    // The export uses a duplicate of the group. One rank collects the parts of the file, and the hosts report it as
+    // The export uses a duplicate of the group. A rank collects the parts of each window. The hosts report the file as
     // complete along the tree.
+    // A window has 2/15 of a rank's part of the budget. It holds tensors of 64 bytes.
+    const int tensors_of_window = static_cast<int>(static_cast<double>(budget) / (n_ * 7.5 * 64));
     Formula formula(size_);
     for (int round = 0; round < 7; ++round) formula.status();
-    formula.part().all_gather(8).to_root(all_, 2, 145).bundles(3, 874).each_edge(1, 56).each_edge(2, control);
+    formula.part().all_gather(8).bundles(3, 874).each_edge(1, 56).each_edge(2, control);
+    for (int rank = 0; rank < size_; ++rank)
+      if (const int writer = rank / tensors_of_window; writer != rank) formula.send(rank, writer, 2, 145);
     add("export of all", bounds_of({bytes, heap, messages0, bytes0, sockets0, heap0}),
         formula.figures(14e3 + 108 * n_ + 8.4e6 / n_, 8.42e6 + 2520 * n_));
   }

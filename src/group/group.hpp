@@ -126,12 +126,12 @@ class BaseGroup : public Group {
   /// Sends a packet if there is room for it; returns false if not. Throws as send().
   bool try_send(int to, const PacketHead& head, std::span<const std::byte> packet);
   /// Returns whether all packets that try_send accepted for that rank are delivered without this rank, even if it no
-  /// longer calls the library.
+  /// longer calls the library. After forward_packets(), every rank keeps calling the library.
   [[nodiscard]] virtual bool packets_have_left(int) { return true; }
   /// All ranks call this and then run a round. Only then may a rank send the first message of the group. In a group of
-  /// many hosts, packets then pass through other ranks, so that a rank has connections to few ranks. From then on,
-  /// every rank waits inside the library until all ranks have received all messages. It limits the messages that have
-  /// been sent but not received. Local.
+  /// many hosts, packets then pass through other ranks, so that a rank has connections to few ranks. From then on, each
+  /// rank must stay inside the library until all ranks have received all messages, and must limit its messages that are
+  /// not yet received. Local.
   virtual void forward_packets() {}
   /// Appends the ranks from which a packet may have arrived. If each query is a call of the transport, one call queries
   /// all ranks. Returns whether packets have been forwarded.

@@ -150,7 +150,8 @@ const Envelope* Mail::find(int from, std::int64_t tag) const {
 
 bool Mail::take_packets() {
   senders_.clear();
-  bool has_taken = group_.collect_packets(senders_);
+  has_forwarded_ = group_.collect_packets(senders_);
+  bool has_taken = false;
   for (const int rank : senders_)
     for (int packets = 0; packets < most_packets && take(rank); ++packets) has_taken = true;
   return has_taken;
@@ -159,6 +160,7 @@ bool Mail::take_packets() {
 bool Mail::step() {
   if (is_abandoned_) return false;
   bool has_moved = take_packets();
+  has_moved = has_moved || has_forwarded_;
   for (auto lane = lanes_.begin(); lane != lanes_.end();) {
     const int rank = lane->first;
     has_moved = push(rank) || has_moved;
@@ -181,8 +183,9 @@ void Mail::wait(const std::function<bool()>& done, int rank, const WaitOptions& 
   else
     on.push_back(rank);
   const auto is_done = [&] {
-    while (!done())
-      if (!step()) return false;
+    // A rank that only forwards packets must also look for failures.
+    for (int forwarding = 0; !done();)
+      if (!step() || (has_forwarded_ && ++forwarding == most_packets)) return false;
     return true;
   };
   // Every packet of the group wakes this wait, so Progress need not poll this mail.

@@ -201,6 +201,7 @@ class Mail {
   std::size_t under_way_ = 0;  // messages, receives and answers that are in flight
   std::vector<std::shared_ptr<const void>> ended_;
   std::atomic<bool> is_pending_{false};
+  bool has_forwarded_ = false;  // in the last step
   bool is_used_ = false;
   bool is_waited_for_ = false;
   bool is_abandoned_ = false;

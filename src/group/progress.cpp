@@ -6,6 +6,8 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -63,7 +65,11 @@ bool step_mail(BaseGroup& group, std::vector<std::shared_ptr<const void>>& ended
       has_moved = group.mail().step();
   } catch (const std::bad_alloc&) {
     // Other ranks wait for the packets of this rank.
-    group.abort(in_own_name(group, Error(ErrorKind::out_of_space, "out of memory")));
+    try {
+      group.abort(in_own_name(group, Error(ErrorKind::out_of_space, "out of memory")));
+    } catch (const std::bad_alloc&) {
+      // The other ranks notice it at their deadlines.
+    }
     group.mail().abandon();
   } catch (const std::exception&) {
     // The group has failed: its own calls throw this error.
@@ -108,6 +114,25 @@ void RankProgress::moved() noexcept {
   for (BaseGroup* const group : them.all) group->progress();
 }
 
+namespace {
+
+/// Runs one step of the mail of all groups. Returns whether a message moved; nullopt if another thread runs a step.
+std::optional<bool> step_all(Groups& them) {
+  std::vector<std::shared_ptr<const void>> ended;  // dropped without the lock
+  const std::unique_lock lock(them.mutex, std::try_to_lock);
+  if (!lock) return std::nullopt;
+  const Stepping stepping;
+  bool has_moved = false;
+  for (BaseGroup* const group : them.all) has_moved = step_mail(*group, ended) || has_moved;
+  return has_moved;
+}
+
+}  // namespace
+
+void RankProgress::step_pending() {
+  if (!is_stepping && groups().pending.load(std::memory_order_relaxed) != 0) (void)step_all(groups());
+}
+
 std::chrono::nanoseconds RankProgress::step(std::chrono::nanoseconds longest) {
   if (is_stepping) return longest;
   Groups& them = groups();
@@ -115,18 +140,9 @@ std::chrono::nanoseconds RankProgress::step(std::chrono::nanoseconds longest) {
   const Clock::time_point now = Clock::now();
   if (!is_pending && now - looked_ < glance) return longest;
   looked_ = now;
-  bool has_moved = false;
-  {
-    std::vector<std::shared_ptr<const void>> ended;  // dropped without the lock
-    std::unique_lock lock(them.mutex, std::try_to_lock);
-    // Another thread is running a step.
-    if (!lock) return std::min<std::chrono::nanoseconds>(longest, std::chrono::milliseconds(1));
-    {
-      const Stepping stepping;
-      for (BaseGroup* const group : them.all) has_moved = step_mail(*group, ended) || has_moved;
-    }
-    lock.unlock();
-  }
+  const std::optional<bool> stepped = step_all(them);
+  if (!stepped) return std::min<std::chrono::nanoseconds>(longest, std::chrono::milliseconds(1));
+  const bool has_moved = *stepped;
   if (has_moved) moved_ = now;
   if (!is_pending && !has_moved) return longest;
   if (now - moved_ < busy) return std::chrono::nanoseconds(0);

@@ -34,6 +34,9 @@ class RankProgress {
   /// a message has moved, and a short time while this process has messages in flight.
   std::chrono::nanoseconds step(std::chrono::nanoseconds longest);
 
+  /// Runs one step of the mail of all groups if this process has messages in flight. For long work between two waits.
+  static void step_pending();
+
   /// Adds and removes a group. remove() waits for another thread whose step is using the group.
   static void add(BaseGroup& group);
   static void remove(BaseGroup& group) noexcept;

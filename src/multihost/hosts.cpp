@@ -119,17 +119,18 @@ void check_versions(std::span<const RankMetadata> cards) {
 }
 
 void check_limits(std::span<const RankMetadata> cards, const Hosts& hosts, const Transport& transport) {
-  // The local group needs two files per rank, and a socket while its ranks meet. The ranks of a host may also meet over
-  // the transport, through the first of them. The last number is for files of libraries.
-  constexpr std::uint64_t others = 12;
+  // Per rank of the host: two files of the local group, one socket if this rank is the relay of the rendezvous, and one
+  // while the first rank makes the local group. Rank 0 also has a connection to each relay.
+  constexpr std::uint64_t of_libraries = 12;
   const std::uint64_t size = cards.size();
   const std::uint64_t neighbours = std::min<std::uint64_t>(size - 1, HostTree::most_children + 1);
   std::optional<Error> warning;
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {
-    const std::uint64_t here = hosts.on(hosts.host_of[rank]).size();
-    const std::uint64_t hosts_that_meet = rank == 0 ? hosts.members.size() : 0;
-    const std::uint64_t local = 4 * here + others;
-    const std::uint64_t needed = local + std::max(transport.open_files_for(neighbours), hosts_that_meet);
+    const std::vector<int>& host = hosts.on(hosts.host_of[rank]);
+    const std::uint64_t here = host.size();
+    const std::uint64_t local = (static_cast<std::size_t>(host.front()) == rank ? 4 : 3) * here + of_libraries;
+    const std::uint64_t relays = rank == 0 ? transport.open_files_for(hosts.members.size()) / 2 : 0;
+    const std::uint64_t needed = local + transport.open_files_for(neighbours) + relays;
     // If many ranks are elsewhere, a root receives from one rank per host (Carriers), and a gateway forwards the
     // packets of some hosts (Forwarding).
     const std::uint64_t of_many = hosts.members.size() / 2 + hosts.members.size() / here + neighbours;

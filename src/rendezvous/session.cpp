@@ -185,7 +185,8 @@ class Guest final : public Session::Side {
     bool is_late = false;
     for (;;) {
       if (auto message = hear()) {
-        auto members = message->word == Word::all ? decode(*message, ranks_for(terms_.rank), is_first_) : std::nullopt;
+        auto members =
+            message->word == Word::all ? decode(*message, ranks_for(terms_.rank, is_first_), is_first_) : std::nullopt;
         is_first_ = false;
         if (members) return std::move(*members);
         throw lost(root_, "sent bytes that are not a message of the rendezvous", ErrorKind::corrupt);

@@ -112,8 +112,9 @@ struct Terms {
   Clock::time_point deadline = {};   ///< deadline of step 1
   std::function<void()> watch = {};  ///< called repeatedly while this rank waits; may throw to end the rendezvous
   std::vector<int> numbers = {};     ///< numbers of the ranks in messages; empty: 0, 1, 2 and so on
-  /// Returns the ranks, in ascending order, whose parts a rank receives. The same on all ranks. Empty: it receives
-  /// those of all ranks. Parts with descriptors are sent to all ranks.
+  /// Returns the ranks, in ascending order, whose parts a rank receives in the first round; the same on all ranks. In
+  /// later rounds, each rank then receives only that of rank 0. Empty: it receives those of all ranks. Not for parts
+  /// with descriptors.
   std::function<std::vector<int>(int rank)> needed = {};
 
   [[nodiscard]] int number(int of_rank) const {

@@ -327,16 +327,16 @@ class Root final : public Session::Side {
       lines.push_back(visitor.line.get());
     }
     const bool is_first = std::exchange(is_first_, false);
-    if (terms_.needed) {
+    if (terms_.needed && is_first) {
       // A relay may leave when it has its own message, so those of the ranks behind it come first.
       for (const bool is_behind : {true, false})
         for (std::size_t rank = 1; rank < ranks_.size(); ++rank)
           if ((lines[rank - 1]->relay() != nullptr) == is_behind)
             lines[rank - 1]->send(
-                make_message(Word::all, encode(members_, counts, ranks_for(static_cast<int>(rank)), is_first)));
+                make_message(Word::all, encode(members_, counts, ranks_for(static_cast<int>(rank), true), true)));
     } else {
-      transport_->tell_all(
-          lines, make_message(Word::all, encode(members_, counts, ranks_for(0), is_first), std::move(descriptors)));
+      transport_->tell_all(lines, make_message(Word::all, encode(members_, counts, ranks_for(1, is_first), is_first),
+                                               std::move(descriptors)));
     }
     const Clock::time_point until = std::max(deadline_, Clock::now() + last_words);
     for (;;) {

@@ -72,7 +72,8 @@ class Session::Side {
     return error(cause.kind(), fmt::format("{} cannot join: {}", name_of(own_), cause.what()), std::move(details));
   }
   /// Returns the ranks whose parts that rank receives.
-  [[nodiscard]] std::vector<int> ranks_for(int rank) const {
+  [[nodiscard]] std::vector<int> ranks_for(int rank, bool is_first_round) const {
+    if (terms_.needed && !is_first_round) return {0};
     if (terms_.needed) return terms_.needed(rank);
     std::vector<int> all(static_cast<std::size_t>(terms_.size));
     std::iota(all.begin(), all.end(), 0);

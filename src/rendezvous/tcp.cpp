@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// tcp_group(), and the end of its groups with the process. The ranks know one address. They learn the addresses of all
-// ranks by a rendezvous (src/rendezvous/session.hpp) at it:
+// tcp_group(), and the end of its groups with the process. The ranks know one address, at which they hold a rendezvous
+// (src/rendezvous/session.hpp):
 //
 //  1. Rank 0 listens at the address. One rank per host connects to it, and passes the messages of the other ranks of
 //     its host on (relay.hpp). Each rank contributes the port at which it listens for the other ranks. Rank 0 sees the
-//     addresses of the hosts, and adds a token for the connections between ranks.
-//  2. Over these connections the ranks find out which of them share memory (src/multihost/hosts.hpp). The session
-//     remains open meanwhile, so that a rank that ends is noticed and named.
+//     addresses of the hosts, and adds a token for the connections between ranks. It sends each rank the addresses of
+//     its neighbours in a tree of ranks.
+//  2. Over these connections the ranks exchange all addresses, and find out which of them share memory
+//     (src/multihost/hosts.hpp). The session remains open meanwhile, so that a rank that ends is noticed and named.
 //  3. A last round of the session ends it on all ranks.
 // A rank on the host of rank 0 may have connected from an address that other hosts cannot use (127.0.0.1). The other
 // ranks then use the address at which they have reached rank 0.

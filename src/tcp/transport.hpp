@@ -21,13 +21,13 @@ namespace muster::tcp {
 
 class Listener;
 
-/// The addresses at which the ranks listen, and the token of their job. All ranks have the same values.
 /// The address and the port of a rank, as rank 0 sees them. An unspecified address is that of rank 0's host.
 struct RankAddress {
   std::array<std::uint8_t, 16> address{};  // IPv6
   std::uint16_t port = 0;
 };
 
+/// The addresses at which the ranks listen, as one rank uses them, and the token of the job.
 struct Addresses {
   std::vector<Endpoint> of_ranks;  ///< at first only those of the ranks next to this one in the tree of ranks
   Token token{};

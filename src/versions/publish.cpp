@@ -348,6 +348,7 @@ class Publishing {
       describe(out, plan_, file);
       of_ranks.push_back(out.take());
     }
+    rank_files_.clear();
     const std::vector<std::byte> bytes = scatter_messages(group_, std::move(of_ranks), wait);
     ByteReader in(bytes, "the plan of a version");
     describe(in, plan_, file_);

@@ -150,6 +150,7 @@ class SimulatedTransport final : public multihost::Transport {
   }
   // A stream would use a thread otherwise.
   [[nodiscard]] bool is_for_all_threads() const noexcept override { return false; }
+  [[nodiscard]] bool may_call() const noexcept override { return Fibers::running() != nullptr; }
   [[nodiscard]] Error ended() const override { return {ErrorKind::unsupported, "the simulated network has ended"}; }
   bool close() noexcept override { return true; }
   [[nodiscard]] bool can_be_dropped() const noexcept override { return true; }

@@ -4,7 +4,6 @@
 #include <fmt/core.h>
 
 #include <array>
-#include <chrono>
 #include <string>
 #include <vector>
 
@@ -59,7 +58,7 @@ void agree(Group& group, const std::optional<Error>& failure, const char* phase,
 void go_on(Group& group) {
   group.progress();
   // Other ranks may wait for packets that this one forwards.
-  (void)group::RankProgress().step(std::chrono::nanoseconds(0));
+  group::RankProgress::step_pending();
   if (const std::optional<Error> failure = group.error()) throw Error(*failure);
 }
 

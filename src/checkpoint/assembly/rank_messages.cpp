@@ -90,7 +90,7 @@ std::vector<std::vector<std::byte>> gather_messages(group::BaseGroup& group, std
 std::vector<std::byte> spread_message(group::BaseGroup& group, std::vector<std::byte> of_first,
                                       const WaitOptions& wait) {
   const RankNeighbours neighbours(group);
-  const std::vector<std::byte> message =
+  std::vector<std::byte> message =
       neighbours.above < 0 ? std::move(of_first)
                            : group.receive(neighbours.above, longest_bundle, wait, group::Subject::exchange);
   for (const auto& [to, ranks] : neighbours.below) group.send(to, message, wait, group::Subject::exchange);
