@@ -9,6 +9,11 @@
 glibc=28
 multiarch=x86_64-linux-gnu
 
+# A part is made again if this script or glibc_2_28.c has changed since.
+is_made() { [ "$(cat "$1/done" 2>/dev/null)" = "$(recipe)" ]; }
+mark_made() { recipe >"$1/done"; }
+recipe() { cat "$root"/packaging/wheel/{toolchain.sh,glibc_2_28.c} | sha256sum; }
+
 make_tools() {
   [ ! -x "$work/tools/bin/auditwheel" ] || return 0
   say "installing the tools from PyPI"
@@ -20,7 +25,7 @@ make_tools() {
 # are used.
 make_sysroot() {
   local sysroot=$work/sysroot lib=$work/sysroot/usr/lib/$multiarch
-  [ ! -e "$sysroot/done" ] || return 0
+  ! is_made "$sysroot" || return 0
   say "making the sysroot of glibc 2.$glibc"
   rm -rf "$sysroot" "$work/zig-cache"
   mkdir -p "$sysroot/usr/include/$multiarch" "$lib" "$work/bin"
@@ -56,12 +61,12 @@ END
   done
   "$work/bin/cc" -O2 -fPIC -c "$root/packaging/wheel/glibc_2_28.c" -o "$work/glibc_2_28.o"
   ar rcsD "$lib/libglibc_2_28.a" "$work/glibc_2_28.o"
-  touch "$sysroot/done"
+  mark_made "$sysroot"
 }
 
 # Fetches the sources with apt, which checks their signatures.
 fetch_sources() {
-  [ ! -e "$work/sources/done" ] || return 0
+  ! is_made "$work/sources" || return 0
   say "fetching sources of Debian packages"
   rm -rf "$work/apt" "$work/sources"
   mkdir -p "$work/apt"/{state/lists/partial,cache/archives/partial} "$work/sources"
@@ -83,7 +88,7 @@ END
     cd "$work/sources"
     apt-get update -q && apt-get source -q --only-source hdf5 libisal libzstd re2 xxhash zlib
   ) >"$work/sources.log" 2>&1 || fail "fetching the sources failed" "$work/sources.log"
-  touch "$work/sources/done"
+  mark_made "$work/sources"
 }
 
 # package NAME LIBRARIES [CFLAGS]: writes the file of pkg-config.
@@ -99,7 +104,7 @@ END
 
 make_libraries() {
   local deps=$work/deps
-  [ ! -e "$deps/done" ] || return 0
+  ! is_made "$deps" || return 0
   say "compiling the libraries that wheels contain"
   rm -rf "$deps" "$work/licences"
   mkdir -p "$deps"/{include,lib/pkgconfig} "$work/licences"
@@ -153,14 +158,14 @@ make_libraries() {
   cp /usr/share/doc/nlohmann-json3-dev/copyright "$work/licences/nlohmann_json"
   cp /usr/share/doc/libcli11-dev/copyright "$work/licences/CLI11"
   cp /usr/share/doc/libstdc++-12-dev/copyright "$work/licences/libstdc++"
-  touch "$deps/done"
+  mark_made "$deps"
 }
 
 # Wheels find MPI at run time, so that only its headers are needed. The packages are not installed, because Debian's
 # Open MPI would become the machine's mpiexec.
 make_mpi_headers() {
   local mpi=$work/mpi
-  [ ! -e "$mpi/done" ] || return 0
+  ! is_made "$mpi" || return 0
   say "fetching the headers of MPI"
   rm -rf "$mpi"
   mkdir -p "$mpi"
@@ -172,5 +177,5 @@ make_mpi_headers() {
   wait $! || fail "fetching the headers of MPI failed" "$work/mpi.log"
   package mpich "" "-isystem $mpi/libmpich-dev/usr/include/$multiarch/mpich" 4.0.2
   package ompi-c "" "-isystem $mpi/libopenmpi-dev/usr/lib/$multiarch/openmpi/include" 4.1.4
-  touch "$mpi/done"
+  mark_made "$mpi"
 }

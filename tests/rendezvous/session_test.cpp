@@ -26,6 +26,7 @@ struct Script {
   std::deque<Message> incoming;
   std::optional<Line::End> end;  // reported when `incoming` is empty
   std::vector<Word> sent;
+  std::vector<std::vector<std::byte>> bodies;
   bool takes = true;  // the other end accepts messages
   void comes(Word word, std::span<const std::byte> body = {}) {
     incoming.push_back({word, {body.begin(), body.end()}});
@@ -39,6 +40,7 @@ class ScriptedLine final : public Line {
     MessageHead head;
     std::memcpy(&head, message->bytes.data(), sizeof head);
     script_->sent.push_back(head.word);
+    script_->bodies.emplace_back(message->bytes.begin() + sizeof head, message->bytes.end());
     is_drained_ = script_->takes;
   }
   void move() override {}
@@ -145,6 +147,41 @@ TEST_CASE("rank 0 sends the parts of all ranks to each rank, and runs further ro
   first->comes(Word::part);
   second->comes(Word::part);
   CHECK(session.round([] { return RoundPart{}; }, Clock::now() + 1s).size() == 3);
+}
+
+TEST_CASE("a rank receives the parts that it needs in the first round, and later only that of rank 0") {
+  const auto with_needs = [](int rank) {
+    Terms terms = terms_of(rank);
+    terms.needed = [](int of_rank) { return std::vector{0, of_rank}; };
+    return terms;
+  };
+  const std::byte part{2};
+  const auto script = rank_script(2, false);
+  auto transport = std::make_unique<ScriptedTransport>();
+  transport->scripts = {rank_script(1), script};
+  script->comes(Word::part, std::span(&part, 1));
+  const auto other = transport->scripts.front();
+  Session root(with_needs(0), std::move(transport));
+  CHECK(root.round([] { return RoundPart{.payload = {std::byte{7}}}; }, Clock::now() + 1s).size() == 3);
+  other->comes(Word::part);
+  script->comes(Word::part);
+  CHECK(root.round([] { return RoundPart{.payload = {std::byte{8}}}; }, Clock::now() + 1s).size() == 3);
+  REQUIRE(script->sent == std::vector{Word::heard, Word::all, Word::all});
+
+  const auto received = std::make_shared<Script>();
+  for (std::size_t i = 0; i < script->sent.size(); ++i) received->comes(script->sent[i], script->bodies[i]);
+  auto guest_transport = std::make_unique<ScriptedTransport>();
+  guest_transport->scripts = {received};
+  Session guest(with_needs(2), std::move(guest_transport));
+  const auto first = guest.round([] { return RoundPart{}; }, Clock::now() + 1s);
+  REQUIRE(first.size() == 2);
+  CHECK(first[0].payload == std::vector{std::byte{7}});
+  CHECK(first[1].rank == 2);
+  CHECK(first[1].pid == 1002);
+  CHECK(first[1].payload == std::vector{part});
+  const auto second = guest.round([] { return RoundPart{}; }, Clock::now() + 1s);
+  REQUIRE(second.size() == 1);
+  CHECK(second[0].payload == std::vector{std::byte{8}});
 }
 
 TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all ranks throw") {
