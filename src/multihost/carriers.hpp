@@ -12,7 +12,8 @@
 // time.
 //
 // A large part goes directly from its rank to the root: the copy into the carrier's memory would cost more than a
-// connection. If only few ranks are on other hosts, every part goes directly to the root.
+// connection (docs/explanation/cost-model.md). If only few ranks are on other hosts, every part goes directly to the
+// root.
 
 #include <cstdint>
 #include <map>
