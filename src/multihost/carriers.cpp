@@ -24,11 +24,12 @@ int Carriers::carrier_of(int sender) const {
   return found == of_hosts_.end() ? sender : found->second;
 }
 
-std::vector<int> Carriers::riders_of(int carrier) const {
+std::vector<int> Carriers::riders() const {
+  const int self = group_.rank();
   std::vector<int> riders;
-  if (!are_used() || carrier_of(carrier) != carrier) return riders;
+  if (!are_used() || carrier_of(self) != self) return riders;
   std::ranges::copy_if(call_.list, std::back_inserter(riders),
-                       [&](int rank) { return rank != carrier && carrier_of(rank) == carrier; });
+                       [&](int rank) { return rank != self && carrier_of(rank) == self; });
   return riders;
 }
 

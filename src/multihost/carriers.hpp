@@ -45,8 +45,8 @@ class Carriers {
   /// Returns the rank whose connection brings the small parts of `sender` to the root: `sender` itself if it sends
   /// directly. A sender may ask only about ranks of its own host.
   [[nodiscard]] int carrier_of(int sender) const;
-  /// Returns the ranks whose parts `carrier` may carry, in the order of the list.
-  [[nodiscard]] std::vector<int> riders_of(int carrier) const;
+  /// Returns the ranks whose parts this rank may carry, in the order of the list.
+  [[nodiscard]] std::vector<int> riders() const;
 
  private:
   const gather::GatherCall& call_;

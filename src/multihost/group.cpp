@@ -22,14 +22,6 @@ constexpr int tags_a_group = 16;
 // The longest sleep of waits within a host while a route receives data from another host.
 constexpr std::chrono::microseconds busy_slice{200};
 
-// If rank A waits for B and B waits for C, A's deadline is one step later than B's. So the error of B, which names C,
-// comes first. The deadlines of these waits follow one another in this order:
-//  - the ranks of a host for each other,
-//  - leaders for those below them in the tree, from the leaves to the root,
-//  - leaders for the one above, from the root to the leaves,
-//  - the other ranks for their leader.
-constexpr milliseconds wait_step{400};
-
 /// Several pieces of a long message are in flight at a time, so that the network never idles.
 constexpr std::uint64_t most_untaken_packets = 4 << 20;
 /// The maximum number of packets that one collection receives, so that it ends.

@@ -43,6 +43,14 @@ struct Hosts {
   [[nodiscard]] bool is_here(int rank) const { return host_of[static_cast<std::size_t>(rank)] == mine; }
 };
 
+/// If rank A waits for B and B waits for C, A's deadline is one step later than B's. So the error of B, which names C,
+/// comes first. The deadlines of these waits follow one another in this order:
+///  - the ranks of a host for each other,
+///  - leaders for those below them in the tree, from the leaves to the root,
+///  - leaders for the one above, from the root to the leaves,
+///  - the other ranks for their leader.
+inline constexpr std::chrono::milliseconds wait_step{400};
+
 /// The tree of hosts through which the records of a round and failure messages are sent. With a single hub, the hub
 /// would send all records once per host: 268 MB per round for 4,096 ranks on 512 hosts. For a few hosts the tree is
 /// such a hub. It contains hosts 0 to `hosts` - 1; host 0 is the root. Each host has at most `most_children` children.

@@ -49,7 +49,7 @@ class HostsTransfer final : public gather::Transfer {
     if (call_.is_sender() && goes_between_hosts(call_, group_, group_.rank()) &&
         (call_.value != nullptr || carriers_.are_used())) {
       sender_.emplace(call_, group_);
-      riders_ = carriers_.riders_of(group_.rank());
+      riders_ = carriers_.riders();
     } else if (group.region_of(group.rank()) != nullptr)
       near_ = gather::RouteTable::instance().find(Route::shm)->begin(call_);
   }
@@ -103,7 +103,7 @@ class HostsTransfer final : public gather::Transfer {
   void receive(gather::Records records, ExchangeReport& report) {
     WaitOptions wait = call_.wait("gather: receiving");
     // A carrier names the rank that it waits for first.
-    if (carriers_.are_used()) wait.timeout = group::timeout_of(wait, group_) + later_than_carriers;
+    if (carriers_.are_used()) wait.timeout = group::timeout_of(wait, group_) + wait_step;
     std::vector<Receiver::SenderLimit> sources;
     for (std::size_t position = 1; position < call_.list.size(); ++position) {
       const int sender = call_.list[position];
@@ -128,8 +128,6 @@ class HostsTransfer final : public gather::Transfer {
     if (!are_well) return;
     for (auto& [position, value] : received_) value = receiver.take_only(call_.list[position]);
   }
-
-  static constexpr std::chrono::milliseconds later_than_carriers{400};
 
   const GatherCall& call_;
   HostsGroup& group_;

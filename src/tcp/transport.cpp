@@ -334,8 +334,7 @@ std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, s
   const auto begin = os::Clock::now();
   const auto wait = [&](multihost::PendingTransfer pending, int on) {
     // A rank waits longer than the ranks above it in the tree, which name the missing rank first.
-    const auto grace =
-        std::chrono::milliseconds(400) * (tree.depth(self) + 1) + std::chrono::milliseconds(self == 0 ? 0 : 1500);
+    const auto grace = multihost::wait_step * (tree.depth(self) + 1) + std::chrono::milliseconds(self == 0 ? 0 : 1500);
     const auto until = begin + timeout + grace;
     while (!pending.test()) {
       watch();

@@ -46,6 +46,14 @@
 
 namespace muster {
 namespace versions {
+
+/// The calls of one publisher so far, on one rank.
+struct History {
+  std::optional<std::uint64_t> last = {};  ///< the version that it has published last
+  bool is_kept = false;                    ///< all ranks keep that version in memory
+  bool may_be_ahead = false;               ///< a later call has failed, perhaps after its version had appeared
+};
+
 namespace {
 
 constexpr std::size_t stream_bytes = 16;
@@ -112,13 +120,6 @@ void make_source(const std::string& source) {
   if (const auto status = os::file_status(source, os::Links::followed); !status || !status->is_directory)
     throw file_error(ErrorKind::invalid_argument, "publishing", source, "it is not a directory");
 }
-
-/// The calls of one publisher so far, on one rank.
-struct History {
-  std::optional<std::uint64_t> last = {};  ///< the version that it has published last
-  bool is_kept = false;                    ///< all ranks keep that version in memory
-  bool may_be_ahead = false;               ///< a later call has failed, perhaps after its version had appeared
-};
 
 class Publishing {
  public:

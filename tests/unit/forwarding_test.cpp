@@ -45,7 +45,7 @@ class Network {
   [[nodiscard]] int size() const { return static_cast<int>(keys_.size()); }
   [[nodiscard]] int host_of(int rank) const { return keys_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] Forwarding& of(int rank) { return *all_[static_cast<std::size_t>(rank)]; }
-  /// Moves the only packet that is on its way one step on from `at`. Returns the rank that has received it.
+  /// Moves the only packet in the network one step further from `at`. Returns the rank that has received it.
   int step(int at) {
     const auto sent = std::ranges::find_if(
         packets, [&](const auto& entry) { return entry.first.first == at && !entry.second.empty(); });
@@ -139,7 +139,7 @@ TEST_CASE("packets are forwarded only if many ranks are on other hosts") {
   CHECK(is_useful(keys, static_cast<int>(keys.size()) - 1));
 }
 
-TEST_CASE("a packet that is not on its way through a rank is refused") {
+TEST_CASE("a packet whose route does not contain a rank is refused by it") {
   Network network({20, 20, 20});
   struct Case {
     int previous, self;
