@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Debian root file systems in the folder $work. Sourced by tools/wheels and tools/debian-packages.
 
-# root_file_system NAME PACKAGES: makes one with these packages, unless it exists.
+# root_file_system NAME PACKAGES [SUITE [ARCHITECTURE]]: makes one with these packages, unless it exists. The default is
+# Debian 12 for the processor of this machine.
 root_file_system() {
   [ ! -e "$work/$1.tar" ] || return 0
   say "making the root file system '$1'"
   rm -rf "$work/$1.part"
-  mmdebstrap -q --variant=minbase --include="$2" bookworm "$work/$1.part" >"$work/$1.log" 2>&1 || {
+  mmdebstrap -q --variant=minbase --architectures="${4:-$(dpkg --print-architecture)}" --include="$2" "${3:-bookworm}" "$work/$1.part" >"$work/$1.log" 2>&1 || {
     tail -n 20 "$work/$1.log" >&2
     die "mmdebstrap failed: the log is $work/$1.log"
   }

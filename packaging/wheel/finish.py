@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adds the licences of bundled libraries to a wheel, and tags one with the stable ABI.
 
-usage: finish.py FOLDER LICENCES VENV. FOLDER contains the wheel, which is replaced.
+usage: finish.py FOLDER LICENCES VENV [WHEEL]. FOLDER contains the wheel, which is replaced. If it is for another processor,
+no Python of this machine could read the types of its extension. WHEEL, which has the same extension, then gives its stub.
 """
 
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 EXPRESSION = "Apache-2.0 AND BSD-2-Clause AND BSD-3-Clause AND BSL-1.0 AND MIT AND Zlib AND (GPL-3.0-or-later WITH GCC-exception-3.1)"
@@ -21,7 +23,7 @@ def wheel(*arguments):
 
 
 def main():
-    folder, licences, venv = map(Path, sys.argv[1:])
+    folder, licences, venv, *same = map(Path, sys.argv[1:])
     (before,) = folder.glob("*.whl")
     with tempfile.TemporaryDirectory() as place:
         wheel("unpack", before, "--dest", place)
@@ -33,6 +35,9 @@ def main():
         shutil.copy(nanobind, third / "nanobind")
         for name in ("LICENSE", "NOTICE", "LICENSE-d3"):
             shutil.copy(ECHARTS / name, third / f"echarts-{name}")
+        for wheel_with_stub in same:
+            with zipfile.ZipFile(wheel_with_stub) as archive:
+                archive.extract("muster/_core.pyi", content)
         metadata = (info / "METADATA").read_text()
         head, _, text = metadata.partition("\n\n")
         lines = [line for line in head.split("\n") if not line.startswith("License-Expression:")]

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Makes what wheels are compiled with, in the folder $work. Sourced by tools/wheels.
 #   sysroot       the headers and symbol lists of glibc 2.28, from the ziglang package of PyPI
-#   bin/cc, c++   Debian's GCC with this sysroot
+#   bin/cc, c++   Debian's GCC for $arch with this sysroot
 #   deps          static libraries, compiled from Debian's source packages
 #   licences      the licence of each of them
 #   mpi           the headers of MPICH and Open MPI, from Debian's packages
 
 glibc=28
-multiarch=x86_64-linux-gnu
+multiarch=$arch-linux-gnu
+debian_architecture=$(dpkg-architecture -t "$multiarch" -q DEB_HOST_ARCH 2>/dev/null)
 
 # A part is made again if this script or glibc_2_28.c has changed since.
 is_made() { [ "$(cat "$1/done" 2>/dev/null)" = "$(recipe)" ]; }
@@ -24,7 +25,8 @@ make_tools() {
 # A compiler for Debian 12's glibc would bind to its newer symbols. glibc_2_28.c has those that
 # are used.
 make_sysroot() {
-  local sysroot=$work/sysroot lib=$work/sysroot/usr/lib/$multiarch
+  local sysroot=$work/sysroot lib=$work/sysroot/usr/lib/$multiarch family=$arch
+  [ $arch != x86_64 ] || family=x86
   ! is_made "$sysroot" || return 0
   say "making the sysroot of glibc 2.$glibc"
   rm -rf "$sysroot" "$work/zig-cache"
@@ -34,47 +36,56 @@ make_sysroot() {
   # zig makes the libraries of a glibc when it links the first program for it.
   echo 'int main(void) { return 0; }' >"$work/empty.c"
   ZIG_GLOBAL_CACHE_DIR=$work/zig-cache ZIG_LOCAL_CACHE_DIR=$work/zig-cache "$zig/zig" cc \
-    -target "x86_64-linux-gnu.2.$glibc" "$work/empty.c" -o "$work/empty" -lm -lpthread -ldl -lrt
+    -target "$multiarch.2.$glibc" "$work/empty.c" -o "$work/empty" -lm -lpthread -ldl -lrt
   local folder
-  for folder in any-linux-any generic-glibc x86-linux-any x86-linux-gnu; do
+  for folder in any-linux-any generic-glibc "$family-linux-any" "$family-linux-gnu"; do
     cp -rT "$zig/lib/libc/include/$folder" "$sysroot/usr/include"
   done
   rm "$sysroot/usr/include/sys/single_threaded.h" # of glibc 2.32
   find "$work/zig-cache" \( -name 'lib*.so.*' -o -name crt1.o -o -name libc_nonshared.a \) -exec cp {} "$lib" \;
   cp "$lib/crt1.o" "$lib/Scrt1.o"
-  mv "$lib/libld.so.2" "$lib/ld-linux-x86-64.so.2"
-  local name
+  # zig names the loader libld.so.2.
+  local loader name
+  loader=$(readelf -d "$lib/libld.so.2" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')
+  mv "$lib/libld.so.2" "$lib/$loader"
   for name in dl m pthread resolv rt util; do ln -s "$(basename "$lib/lib$name".so.*)" "$lib/lib$name.so"; done
-  echo 'GROUP ( libc.so.6 libc_nonshared.a libglibc_2_28.a AS_NEEDED ( ld-linux-x86-64.so.2 libpthread.so.0 libdl.so.2 librt.so.1 ) )' >"$lib/libc.so"
+  echo "GROUP ( libc.so.6 libc_nonshared.a libglibc_2_28.a AS_NEEDED ( $loader libpthread.so.0 libdl.so.2 librt.so.1 ) )" >"$lib/libc.so"
   # The compiler's own parts are those of the system.
-  cp "/usr/lib/$multiarch"/crt[in].o "$lib"
-  ln -s "/lib/$multiarch/libgcc_s.so.1" "$lib"
-  ln -s /usr/include/c++ "$sysroot/usr/include/c++"
-  ln -s "/usr/include/$multiarch/c++" "$sysroot/usr/include/$multiarch/c++"
-  local pair
-  for pair in cc:gcc c++:g++; do
-    cat >"$work/bin/${pair%:*}" <<END
-#!/bin/sh
-exec ${pair#*:} --sysroot='$sysroot' -B'$lib' -L'$lib' -D__GLIBC_MINOR__=$glibc -ffile-prefix-map='$work'=. -ffile-prefix-map='$root'=. "\$@"
-END
-    chmod +x "$work/bin/${pair%:*}"
-  done
+  for name in crti.o crtn.o libgcc_s.so.1; do ln -s "$("$multiarch-gcc" -print-file-name=$name)" "$lib"; done
+  make_compiler cc gcc c
+  make_compiler c++ g++ c++
   "$work/bin/cc" -O2 -fPIC -c "$root/packaging/wheel/glibc_2_28.c" -o "$work/glibc_2_28.o"
-  ar rcsD "$lib/libglibc_2_28.a" "$work/glibc_2_28.o"
+  "$multiarch-ar" rcsD "$lib/libglibc_2_28.a" "$work/glibc_2_28.o"
   mark_made "$sysroot"
 }
 
-# Fetches the sources with apt, which checks their signatures.
+# make_compiler NAME PROGRAM LANGUAGE: writes the script $work/bin/NAME. Its headers are the compiler's own and those of
+# the sysroot. By itself, a cross compiler would also find the headers of its own glibc.
+make_compiler() {
+  local folder folders=()
+  while read -r folder; do
+    folder=$(realpath "$folder")
+    case $folder in */c++/* | */lib/gcc*) folders+=("$folder") ;; esac
+  done < <("$multiarch-$2" -x "$3" -E -v /dev/null 2>&1 | sed -n 's/^ \(\/[^ ]*\)$/\1/p')
+  folders+=("$work/sysroot/usr/include/$multiarch" "$work/sysroot/usr/include")
+  cat >"$work/bin/$1" <<END
+#!/bin/sh
+exec $multiarch-$2 --sysroot='$work/sysroot' -B'$lib' -L'$lib' -nostdinc$(printf " -isystem '%s'" "${folders[@]}") -D__GLIBC_MINOR__=$glibc -ffile-prefix-map='$work'=. -ffile-prefix-map='$root'=. "\$@"
+END
+  chmod +x "$work/bin/$1"
+}
+
+# Fetches sources, and the headers of MPI, with apt, which checks their signatures. Wheels find MPI at run time. Its
+# packages are not installed, because Debian's Open MPI would become the machine's mpiexec.
 fetch_sources() {
   ! is_made "$work/sources" || return 0
-  say "fetching sources of Debian packages"
-  rm -rf "$work/apt" "$work/sources"
-  mkdir -p "$work/apt"/{state/lists/partial,cache/archives/partial} "$work/sources"
-  local mirror
+  say "fetching sources of Debian packages, and the headers of MPI"
+  rm -rf "$work/apt" "$work/sources" "$work/mpi"
+  mkdir -p "$work/apt"/{state/lists/partial,cache/archives/partial} "$work/sources" "$work/mpi"
+  local mirror keys=signed-by=/usr/share/keyrings/debian-archive-keyring.gpg
   mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -E '/debian/?$' | head -n 1)
   [ -n "$mirror" ] || die "apt has no source of Debian's packages: add one to /etc/apt/sources.list"
-  echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror bookworm main" \
-    >"$work/apt/sources.list"
+  printf '%s\n' "deb-src [$keys] $mirror bookworm main" "deb [$keys] $mirror bookworm main" >"$work/apt/sources.list"
   cat >"$work/apt/apt.conf" <<END
 Dir::Etc::sourcelist "$work/apt/sources.list";
 Dir::Etc::sourceparts "-";
@@ -82,12 +93,17 @@ Dir::State "$work/apt/state";
 Dir::State::status "/dev/null";
 Dir::Cache "$work/apt/cache";
 APT::Sandbox::User "root";
+APT::Architecture "$debian_architecture";
 END
   (
     export APT_CONFIG=$work/apt/apt.conf
     cd "$work/sources"
     apt-get update -q && apt-get source -q --only-source hdf5 libisal libzstd re2 xxhash zlib
-  ) >"$work/sources.log" 2>&1 || fail "fetching the sources failed" "$work/sources.log"
+    cd "$work/mpi"
+    apt-get download -q libmpich-dev libopenmpi-dev
+    for file in *.deb; do dpkg -x "$file" "${file%%_*}"; done
+  ) >"$work/sources.log" 2>&1 &
+  wait $! || fail "fetching the sources failed" "$work/sources.log"
   mark_made "$work/sources"
 }
 
@@ -110,11 +126,11 @@ make_libraries() {
   mkdir -p "$deps"/{include,lib/pkgconfig} "$work/licences"
   # Headers alone. They must not bring those of the system's glibc with them. Meson wants to see a library of Boost.
   local name
-  ar rcsD "$deps/lib/libboost_none.a"
+  "$multiarch-ar" rcsD "$deps/lib/libboost_none.a"
   for name in boost fmt nlohmann CLI; do ln -s "/usr/include/$name" "$deps/include/$name"; done
   # In the background, because `set -e` has no effect before ||.
   (
-    export CC=$work/bin/cc CXX=$work/bin/c++
+    export CC=$work/bin/cc CXX=$work/bin/c++ AR=$multiarch-ar RANLIB=$multiarch-ranlib
     # The linker leaves out the functions that are not used.
     export CFLAGS='-O2 -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -DNDEBUG'
     export CXXFLAGS=$CFLAGS
@@ -126,18 +142,20 @@ make_libraries() {
     cp zstd.h zstd_errors.h "$deps/include" && cp libzstd.a "$deps/lib"
     cd "$work"/sources/re2-*/
     # Debian's sources lack the tables that the Makefile can make of unicode-data.
-    make -j2 obj/libre2.a REBUILD_TABLES=1 CXX="$CXX" CXXFLAGS="$CXXFLAGS -std=c++17 -pthread"
+    make -j2 obj/libre2.a REBUILD_TABLES=1 AR="$AR" CXX="$CXX" CXXFLAGS="$CXXFLAGS -std=c++17 -pthread"
     mkdir "$deps/include/re2" && cp re2/*.h "$deps/include/re2" && cp obj/libre2.a "$deps/lib"
     cd "$work"/sources/xxhash-*/
     # shellcheck disable=SC2086
-    "$CC" $CFLAGS -c xxhash.c -o xxhash.o && ar rcsD libxxhash.a xxhash.o
+    "$CC" $CFLAGS -c xxhash.c -o xxhash.o && "$AR" rcsD libxxhash.a xxhash.o
     cp xxhash.h "$deps/include" && cp libxxhash.a "$deps/lib"
     cd "$work"/sources/libisal-*/
-    make -j2 -f Makefile.unx lib isa-l.h CC="$CC -fPIC" AS=nasm
+    make -j2 -f Makefile.unx lib isa-l.h CC="$CC -fPIC" AR="$AR" host_cpu=$arch
     mkdir -p "$deps/include/isa-l" && cp isa-l.h "$deps/include" && cp include/*.h "$deps/include/isa-l" && cp bin/isa-l.a "$deps/lib/libisal.a"
     cd "$work"/sources/hdf5-*/
     # The information has the time, the folder and the host of the build.
-    ./configure --disable-shared --enable-static --with-pic --enable-build-mode=production --disable-hl --disable-tests \
+    # Configuration runs small programs, those for another processor by emulation.
+    export QEMU_LD_PREFIX=/usr/$multiarch
+    ./configure --build="$multiarch" --disable-shared --enable-static --with-pic --enable-build-mode=production --disable-hl --disable-tests \
       --disable-tools --disable-embedded-libinfo --without-szlib --with-zlib="$deps" --prefix="$deps"
     make -j2 -C src && make -C src install
   ) >"$work/deps.log" 2>&1 &
@@ -151,6 +169,8 @@ make_libraries() {
   package fmt "" -DFMT_HEADER_ONLY 9.1.0
   package nlohmann_json "" "" 3.11.2
   package CLI11 "" "" 2.3.2
+  package mpich "" "-isystem $work/mpi/libmpich-dev/usr/include/$multiarch/mpich" 4.0.2
+  package ompi-c "" "-isystem $work/mpi/libopenmpi-dev/usr/lib/$multiarch/openmpi/include" 4.1.4
   for name in hdf5 libisal libzstd re2 xxhash zlib; do cp "$work/sources/$name"-*/debian/copyright "$work/licences/$name"; done
   cp /usr/share/doc/libboost-dev/copyright "$work/licences/boost" 2>/dev/null ||
     cp "$(readlink -f /usr/include/boost/../../share/doc/libboost1.*-dev/copyright)" "$work/licences/boost"
@@ -159,23 +179,4 @@ make_libraries() {
   cp /usr/share/doc/libcli11-dev/copyright "$work/licences/CLI11"
   cp /usr/share/doc/libstdc++-12-dev/copyright "$work/licences/libstdc++"
   mark_made "$deps"
-}
-
-# Wheels find MPI at run time, so that only its headers are needed. The packages are not installed, because Debian's
-# Open MPI would become the machine's mpiexec.
-make_mpi_headers() {
-  local mpi=$work/mpi
-  ! is_made "$mpi" || return 0
-  say "fetching the headers of MPI"
-  rm -rf "$mpi"
-  mkdir -p "$mpi"
-  (
-    cd "$mpi"
-    apt-get download -q -o APT::Sandbox::User=root libmpich-dev libopenmpi-dev
-    for file in *.deb; do dpkg -x "$file" "${file%%_*}"; done
-  ) >"$work/mpi.log" 2>&1 &
-  wait $! || fail "fetching the headers of MPI failed" "$work/mpi.log"
-  package mpich "" "-isystem $mpi/libmpich-dev/usr/include/$multiarch/mpich" 4.0.2
-  package ompi-c "" "-isystem $mpi/libopenmpi-dev/usr/lib/$multiarch/openmpi/include" 4.1.4
-  mark_made "$mpi"
 }
