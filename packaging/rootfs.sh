@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Debian root file systems in the folder $work. Sourced by tools/wheels and tools/debian-packages.
+# Debian root file systems in the folder $work. Sourced after tools/lib.sh by the scripts that make or check packages.
 
 # root_file_system NAME PACKAGES [SUITE [ARCHITECTURE]]: makes one with these packages, unless it exists. The default is
 # Debian 12 for the processor of this machine.
 root_file_system() {
+  [ "$(id -u)" = 0 ] || die "making a root file system needs root: run it as root"
+  install_missing mmdebstrap arch-test iproute2
   [ ! -e "$work/$1.tar" ] || return 0
   say "making the root file system '$1'"
   rm -rf "$work/$1.part"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # usage: check.sh [PROGRAM]
-# Checks the examples of this folder as far as one machine can: the manifests by the schemas of Kubernetes, and the
-# command of the two pods in two network namespaces, with the program `muster` on PATH or PROGRAM. Of the Slurm script it
-# checks only the syntax, and it does not build the image. It needs root.
+# Checks files that need other machines: export.yaml by the schemas of Kubernetes, the workflows by the schema of GitHub,
+# and the command of the two pods in two network namespaces, with the program `muster` on PATH or PROGRAM. It needs root.
+# check-image.sh builds the image. tests/mpi/slurm.sh submits export.sbatch.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 program=$(readlink -f "${1:-$(command -v muster)}")
@@ -13,9 +13,9 @@ made_data=$([ -e /data ] || echo /data)
 trap '[ -z "$made_data" ] || rmdir "$made_data" 2>/dev/null || true; for host in "${hosts[@]}"; do ip netns del "$host" 2>/dev/null || true; done; rm -rf "$place"' EXIT
 
 python3 -m venv "$place/venv"
-"$place/venv/bin/pip" install -q kubernetes-validate pyyaml
+"$place/venv/bin/pip" install -q check-jsonschema kubernetes-validate pyyaml
 "$place/venv/bin/kubernetes-validate" "$here/export.yaml"
-bash -n "$here/export.sbatch"
+"$place/venv/bin/check-jsonschema" --builtin-schema vendor.github-workflows "$here"/../../.github/workflows/*.yml
 # The command, as a pod runs it.
 "$place/venv/bin/python" - "$here/export.yaml" >"$place/command" <<'END'
 import sys, yaml

@@ -32,8 +32,6 @@ for wheel in "${wheels[@]}"; do
 done
 
 source "$root/packaging/rootfs.sh"
-[ "$(id -u)" = 0 ] || die "this check makes root file systems: run it as root"
-install_missing mmdebstrap arch-test
 
 # new_system NAME PACKAGES [SUITE]: unpacks a Debian root file system without compilers into the folder $place/NAME, with
 # the wheels and the sources of the tutorials.

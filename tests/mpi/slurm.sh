@@ -73,17 +73,27 @@ job() {
     failures=$((failures + 1))
   }
 }
-# in_script COMMAND...: runs in the script of an allocation of two nodes. (sbatch --wait polls only every few seconds.)
-in_script() {
-  rm -f ended
-  sbatch -o "$place/script" -N 2 -n 4 --wrap "$*; echo \$? >$place/ending && mv $place/ending $place/ended"
+# submit OPTION... SCRIPT ARGUMENT...: ends with the status of the batch job. (sbatch --wait polls only every few
+# seconds.)
+submit() {
+  local id state
+  id=$(sbatch --parsable -o "$place/script" "$@")
   for ((turn = 0; turn < 400; turn++)); do
-    [ ! -s ended ] || return "$(cat ended)"
+    state=$(scontrol show job -o "$id")
+    case $state in
+      *JobState=COMPLETED* | *JobState=FAILED*)
+        cat script
+        [[ $state =~ ExitCode=([0-9]+): ]]
+        return "${BASH_REMATCH[1]}"
+        ;;
+    esac
     sleep 0.1
   done
   cat script
   return 124
 }
+# in_script COMMAND...: runs in the script of an allocation of two nodes.
+in_script() { submit -N 2 -n 4 --wrap "$*"; }
 said() { [ "$(grep -c -- "$1" said)" = "$2" ]; }
 well() { [ "$(cat out/* | grep -c well)" = "$1" ]; }
 work=("$MUSTER_MPI_RANK" "$place/out" work)
@@ -93,8 +103,10 @@ case ${MUSTER_MPI:-mpich} in
   openmpi) ours=pmix other=none ;;
   *) ours=pmi2 other=pmix ;;
 esac
-srun --mpi=list 2>&1 | grep -qw "$ours" || {
-  echo "skipped: this Slurm has no --mpi=$ours"
+# `srun --mpi=list` also lists a type whose library is missing.
+starts_by() { srun "--mpi=$1" -n 1 true >/dev/null 2>&1; }
+starts_by "$ours" || {
+  echo "skipped: this Slurm cannot start ranks by --mpi=$ours"
   exit 77
 }
 
@@ -114,7 +126,7 @@ check "ranks of two need none either: they meet by TCP" well 4
 mkdir workspace
 MUSTER_WORKSPACE=$place/workspace job 0 srun -N 2 -n 4 "${work[@]}"
 check "or meet in a workspace" well 4
-if [ "$other" != none ] && srun --mpi=list 2>&1 | grep -qw "$other"; then
+if [ "$other" != none ] && starts_by "$other"; then
   job 2 srun "--mpi=$other" -N 1 -n 2 "${work[@]}"
   check "a PMI that this MPI does not speak is told" said "the environment has PMIX_RANK=.* but MPI reports rank 0 of 1" 2
 fi
@@ -133,7 +145,28 @@ check "its mpiexec takes nodes and ranks from Slurm" well 4
 job 0 srun "--mpi=$ours" -N 2 -n 3 "$MUSTER_PROGRAM" export shards --plan auto --out together
 check "three ranks on two nodes export what one does" diff -r alone together
 
-# srun kills the survivors only with -K.
+# The example. In its second job, a rank is killed while the others wait for it.
+example=$here/../../packaging/container/export.sbatch
+mkdir programs
+ln -s "$MUSTER_PROGRAM" programs/muster
+PATH=$place/programs:$PATH job 0 submit "$example" shards by_script
+check "the example exports what one process does" diff -r alone by_script
+cat >killed <<END
+#!/bin/sh
+[ "\$SLURM_PROCID" != 5 ] || { sleep 1; kill -KILL \$\$; }
+exec '$MUSTER_PROGRAM' "\$@"
+END
+chmod +x killed
+ln -sf "$place/killed" programs/muster
+SECONDS=0
+! MUSTER_TIMEOUT=60 PATH=$place/programs:$PATH submit "$example" shards killed_script >said 2>&1 && [ "$SECONDS" -lt 30 ] || {
+  echo "FAILED: a killed rank does not end the example: $SECONDS s"
+  failures=$((failures + 1))
+}
+check "srun names the killed rank" said "task 5: Killed" 1
+check "and nothing was exported" test ! -e killed_script
+
+# Without -K, srun leaves the other ranks alive.
 (sleep 2 && touch out/die) &
 MUSTER_TIMEOUT=10 job 137 srun "--mpi=$ours" -N 2 -n 4 "$MUSTER_MPI_RANK" "$place/out" die 2
 for rank in 0 1 3; do check "rank $rank names the dead one" grep -q "rank 2 (host h2.* died" "out/$rank"; done
