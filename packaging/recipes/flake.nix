@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# For Nix: `nix build ./packaging/recipes`. Not built yet (packaging/recipes/README.md).
+# For Nix: `nix build ./packaging/recipes`. Never built (packaging/recipes/README.md).
 {
   inputs.nixpkgs.url = "github:NixOS/nixpkgs/nixos-24.11";
   outputs = { self, nixpkgs }:
@@ -14,6 +14,9 @@
         nativeBuildInputs = with pkgs; [ meson ninja pkg-config cmake python3 ];
         dontUseCmakeConfigure = true;
         buildInputs = with pkgs; [ boost cli11 fmt_9 hdf5 isa-l nlohmann_json re2 xxHash zlib zstd ];
+        # Meson finds Boost in Nix only by these variables.
+        BOOST_INCLUDEDIR = "${pkgs.lib.getDev pkgs.boost}/include";
+        BOOST_LIBRARYDIR = "${pkgs.lib.getLib pkgs.boost}/lib";
         mesonFlags = [ "-Dtests=false" "-Dbenches=false" "-Dpython=disabled" "-Dmpi=disabled" ];
       };
     };

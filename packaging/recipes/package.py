@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# For Spack: the C++ library, and its parts as variants. Not built yet (packaging/recipes/README.md).
+# For Spack: the C++ library, and its parts as variants. packaging/recipes/check.sh builds it.
 from spack.package import *
+
+try:
+    from spack_repo.builtin.build_systems.meson import MesonPackage
+except ImportError:
+    pass  # Before Spack 1.0, the line above has imported it.
 
 
 class Muster(MesonPackage):
@@ -31,8 +36,12 @@ class Muster(MesonPackage):
     depends_on("zlib-api")
     depends_on("zstd")
     depends_on("mpi", when="+mpi")
-    depends_on("python@3.10:", when="+python")
+    extends("python@3.10:", when="+python")
     depends_on("py-nanobind@2:", when="+python")
+
+    def setup_build_environment(self, env):
+        # Meson looks for Boost there, and in no other prefix of Spack.
+        env.set("BOOST_ROOT", self.spec["boost"].prefix)
 
     def meson_args(self):
         def feature(name):
