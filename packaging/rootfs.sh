@@ -31,7 +31,7 @@ run_in() {
     network=
     shift
   fi
-  printf 'set -e\n%s\n' "$1" >"$folder/run.sh"
+  printf 'set -eo pipefail\n%s\n' "$1" >"$folder/run.sh"
   # shellcheck disable=SC2086
   unshare --mount --pid --ipc $network --fork bash -c '
     set -e

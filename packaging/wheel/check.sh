@@ -63,15 +63,19 @@ for suite in bookworm trixie; do
   [ "$arch" != "$(uname -m)" ] || limit "installation and both tutorials" $took 30 s
 done
 
-say "the program on Debian bullseye, whose glibc is 2.31"
-new_system bullseye python3-numpy bullseye
-run_in "$place/bullseye" '
-  python3 -m zipfile -e /wheels/muster-*-cp311-*.whl /unpacked
-  chmod +x /unpacked/muster/muster*
-  export PATH=/unpacked/muster:$PATH
-  cd /source
-  python3 tests/docs/pages.py run . docs/tutorials/cli.md | tail -n 1' ||
-  die "the tutorial of the command line fails on Debian bullseye"
+if [ "$arch" = x86_64 ]; then
+  say "the program on Debian bullseye, whose glibc is 2.31"
+  new_system bullseye python3-numpy bullseye
+  run_in "$place/bullseye" '
+    python3 -m zipfile -e /wheels/muster-*-cp311-*.whl /unpacked
+    chmod +x /unpacked/muster/muster*
+    export PATH=/unpacked/muster:$PATH
+    cd /source
+    python3 tests/docs/pages.py run . docs/tutorials/cli.md | tail -n 1' ||
+    die "the tutorial of the command line fails on Debian bullseye"
+else
+  say "left out: Debian bullseye with glibc 2.31, which Debian's mirrors no longer have for $arch"
+fi
 
 say "ranks without MPI"
 run_in "$place/bookworm" '
@@ -103,7 +107,8 @@ run_in "$place/mpi" '
     timeout 60 "$@" -n 2 /venv/bin/python /source/python/tests/starters.py rank /told
     [ "$(cat /told/told)" = "[[[0, 65536], [1, 65536]], '"'mpi'"']" ] || { cat /told/told && exit 1; }
     rm -r /told
-    timeout 60 "$@" -n 2 /venv/bin/muster doctor | grep -q "libmuster-mpi with $mpi"
+    timeout 60 "$@" -n 2 /venv/bin/muster doctor >said || true
+    grep -q "libmuster-mpi with $mpi" said
   }
   ranks MPICH mpiexec.mpich
   ranks "Open MPI" mpiexec.openmpi --allow-run-as-root --oversubscribe' ||
