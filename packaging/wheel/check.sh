@@ -17,6 +17,8 @@ median() {
 }
 
 tools=$work/tools/bin
+place=$(mktemp -d)
+trap 'rm -rf --one-file-system "$place"' EXIT
 # The Pythons of the root file systems below. Debian trixie has 3.13.
 wheel_for 3.11 "$arch" >/dev/null
 wheel_for 3.12 "$arch" >/dev/null
@@ -27,6 +29,10 @@ for wheel in "${wheels[@]}"; do
   said=$("$tools/auditwheel" show "$wheel" | tr '\n' ' ')
   grep -o 'is consistent with.*tag: "[a-z0-9_]*' <<<"$said" | tail -n 1
   grep -q "manylinux_2_28_$arch" <<<"$said" || die "$wheel is no manylinux_2_28 wheel: $said"
+  python3 -m zipfile -e "$wheel" "$place/unpacked"
+  exported=$("$multiarch-nm" -D --defined-only "$place"/unpacked/muster/_core.*.so | cut -d ' ' -f 3)
+  [ "$exported" = PyInit__core ] || die "the extension of $wheel exports more than its entry: $exported"
+  rm -r "$place/unpacked"
   case $wheel in *abi3*) "$tools/abi3audit" --strict "$wheel" ;; esac
   limit "size of $(basename "$wheel")" $((($(stat -c %s "$wheel") + 1023) / 1024)) $((12 * 1024)) KiB
 done
@@ -44,8 +50,6 @@ new_system() {
   tar -C "$root" -c docs/tutorials examples tests/docs python/tests README.md | tar -C "$place/$1/source" -x
   cp "${wheels[@]}" "$place/$1/wheels/"
 }
-place=$(mktemp -d)
-trap 'rm -rf --one-file-system "$place"' EXIT
 
 for suite in bookworm trixie; do
   say "both tutorials on Debian $suite"
