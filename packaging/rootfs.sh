@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Debian root file systems in the folder $work. Sourced after tools/lib.sh by the scripts that make or check packages.
 
-# root_file_system NAME PACKAGES [SUITE [ARCHITECTURE]]: makes one with these packages, unless it exists. The default is
+# root_file_system NAME PACKAGES [SUITE [ARCHITECTURE]]: makes one with these packages, unless it has been made. The default is
 # Debian 12 for the processor of this machine.
 root_file_system() {
   [ "$(id -u)" = 0 ] || die "making a root file system needs root: run it as root"
   install_missing mmdebstrap arch-test iproute2
-  [ ! -e "$work/$1.tar" ] || return 0
+  if [ "$(cat "$work/$1.made-of" 2>/dev/null)" = "$*" ] && [ -e "$work/$1.tar" ]; then return 0; fi
   say "making the root file system '$1'"
   rm -rf "$work/$1.part"
   mmdebstrap -q --variant=minbase --architectures="${4:-$(dpkg --print-architecture)}" --include="$2" "${3:-bookworm}" "$work/$1.part" >"$work/$1.log" 2>&1 || {
+    rm -rf "$work/$1.part"
     tail -n 20 "$work/$1.log" >&2
     die "mmdebstrap failed: the log is $work/$1.log"
   }
   tar -C "$work/$1.part" --exclude='./dev/*' -cf "$work/$1.tar.part" .
   rm -rf "$work/$1.part"
   mv "$work/$1.tar.part" "$work/$1.tar"
+  echo "$*" >"$work/$1.made-of"
 }
 
 unpack_root_file_system() { # NAME FOLDER
@@ -33,7 +35,7 @@ run_in() {
   fi
   printf 'set -eo pipefail\n%s\n' "$1" >"$folder/run.sh"
   # shellcheck disable=SC2086
-  unshare --mount --pid --ipc $network --fork bash -c '
+  unshare --mount --pid --ipc $network --kill-child bash -c '
     set -e
     [ "$2" = "" ] || ip link set lo up
     mount -t tmpfs tmpfs "$1/dev"

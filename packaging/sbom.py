@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints the SBOM of a release: what the wheels contain besides Muster. Format: SPDX 2.3.
 
-usage: sbom.py VERSION TIME SOURCES. SOURCES has the Debian sources that tools/wheels compiled.
+usage: sbom.py VERSION TIME FOLDER. FOLDER is the one in which tools/wheels has built them.
 """
 
 import json
@@ -20,7 +20,8 @@ def package(name, version, licence):
 
 
 def main():
-    version, time, sources = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    version, time, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    sources = folder / "sources"
     packages = [package("muster", version, "Apache-2.0")]
     for name, licence in COMPILED.items():
         found = sorted(sources.glob(f"{name}_*.dsc"))
@@ -32,7 +33,10 @@ def main():
         if installed.returncode != 0:
             sys.exit(f"sbom.py: the version of {name} is not known: install it (apt-get install {name})")
         packages.append(package(name, installed.stdout, licence))
-    packages.append(package("nanobind", "NOASSERTION", "BSD-3-Clause"))
+    nanobind = {found.stem.split("-")[1] for found in folder.glob("python3*/lib/python3*/site-packages/nanobind-*.dist-info")}
+    if len(nanobind) != 1:
+        sys.exit(f"sbom.py: '{folder}' has environments with the versions {sorted(nanobind)} of nanobind: remove them, and run tools/wheels")
+    packages.append(package("nanobind", *nanobind, "BSD-3-Clause"))
     # src/report/page/vendor/README.md
     packages.append(package("echarts", "6.1.0", "Apache-2.0"))
     relations = [{"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": "SPDXRef-muster"}]

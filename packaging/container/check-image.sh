@@ -50,7 +50,9 @@ image run --isolation chroot --volume "$root/examples:/examples:ro" --volume "$p
   muster diff /data/source /data/model'
 base=$(image from --pull-never debian:bookworm-slim)
 size() { du -sm "$(image mount "$1")" | cut -f 1; }
-added=$(($(size "$container") - $(size "$base")))
+size_after=$(size "$container")
+size_before=$(size "$base")
+added=$((size_after - size_before))
 image umount --all >/dev/null
 say "the image works, and adds $added MiB to its base (at most 100)"
 [ "$added" -le 100 ]

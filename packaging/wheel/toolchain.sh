@@ -8,7 +8,8 @@
 
 glibc=28
 multiarch=$arch-linux-gnu
-debian_architecture=$(dpkg-architecture -t "$multiarch" -q DEB_HOST_ARCH 2>/dev/null)
+# It warns if the compiler is for another processor.
+debian_architecture=$(dpkg-architecture -t "$multiarch" -q DEB_HOST_ARCH 2>/dev/null) || die "dpkg-architecture does not know $multiarch"
 
 # A part is made again if this script or glibc_2_28.c has changed since.
 is_made() { [ "$(cat "$1/done" 2>/dev/null)" = "$(recipe)" ]; }
@@ -50,16 +51,18 @@ make_sysroot() {
   mv "$lib/libld.so.2" "$lib/$loader"
   for name in dl m pthread resolv rt util; do ln -s "$(basename "$lib/lib$name".so.*)" "$lib/lib$name.so"; done
   echo "GROUP ( libc.so.6 libc_nonshared.a libglibc_2_28.a AS_NEEDED ( $loader libpthread.so.0 libdl.so.2 librt.so.1 ) )" >"$lib/libc.so"
+  # Debian's Python.h includes a file of this folder. That of x86-64 is right for aarch64, too.
+  for folder in /usr/include/x86_64-linux-gnu/python3*; do [ ! -e "$folder" ] || ln -s "$folder" "$sysroot/usr/include/$multiarch/"; done
   # The compiler's own parts are those of the system.
   for name in crti.o crtn.o libgcc_s.so.1; do ln -s "$("$multiarch-gcc" -print-file-name=$name)" "$lib"; done
-  make_compiler cc gcc c
-  make_compiler c++ g++ c++
+  make_compiler cc gcc c "$lib"
+  make_compiler c++ g++ c++ "$lib"
   "$work/bin/cc" -O2 -fPIC -c "$root/packaging/wheel/glibc_2_28.c" -o "$work/glibc_2_28.o"
   "$multiarch-ar" rcsD "$lib/libglibc_2_28.a" "$work/glibc_2_28.o"
   mark_made "$sysroot"
 }
 
-# make_compiler NAME PROGRAM LANGUAGE: writes the script $work/bin/NAME. Its headers are the compiler's own and those of
+# make_compiler NAME PROGRAM LANGUAGE LIBRARIES: writes the script $work/bin/NAME. Its headers are the compiler's own and those of
 # the sysroot. By itself, a cross compiler would also find the headers of its own glibc.
 make_compiler() {
   local folder folders=()
@@ -70,7 +73,8 @@ make_compiler() {
   folders+=("$work/sysroot/usr/include/$multiarch" "$work/sysroot/usr/include")
   cat >"$work/bin/$1" <<END
 #!/bin/sh
-exec $multiarch-$2 --sysroot='$work/sysroot' -B'$lib' -L'$lib' -nostdinc$(printf " -isystem '%s'" "${folders[@]}") -D__GLIBC_MINOR__=$glibc -ffile-prefix-map='$work'=. -ffile-prefix-map='$root'=. "\$@"
+unset CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH
+exec $multiarch-$2 --sysroot='$work/sysroot' -B'$4' -L'$4' -nostdinc$(printf " -isystem '%s'" "${folders[@]}") -D__GLIBC_MINOR__=$glibc -ffile-prefix-map='$root'=. "\$@"
 END
   chmod +x "$work/bin/$1"
 }
@@ -98,7 +102,8 @@ END
   (
     export APT_CONFIG=$work/apt/apt.conf
     cd "$work/sources"
-    apt-get update -q && apt-get source -q --only-source hdf5 libisal libzstd re2 xxhash zlib
+    apt-get update -q
+    apt-get source -q --only-source hdf5 libisal libzstd re2 xxhash zlib
     cd "$work/mpi"
     apt-get download -q libmpich-dev libopenmpi-dev
     for file in *.deb; do dpkg -x "$file" "${file%%_*}"; done
@@ -128,36 +133,47 @@ make_libraries() {
   local name
   "$multiarch-ar" rcsD "$deps/lib/libboost_none.a"
   for name in boost fmt nlohmann CLI; do ln -s "/usr/include/$name" "$deps/include/$name"; done
-  # In the background, because `set -e` has no effect before ||.
+  # In the background, because `set -e` has no effect before ||. It also has none before &&.
   (
     export CC=$work/bin/cc CXX=$work/bin/c++ AR=$multiarch-ar RANLIB=$multiarch-ranlib
     # The linker leaves out the functions that are not used.
     export CFLAGS='-O2 -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -DNDEBUG'
     export CXXFLAGS=$CFLAGS
     cd "$work"/sources/zlib-*/
-    ./configure --static && make -j2 libz.a
-    cp zlib.h zconf.h "$deps/include" && cp libz.a "$deps/lib"
+    ./configure --static
+    make -j2 libz.a
+    cp zlib.h zconf.h "$deps/include"
+    cp libz.a "$deps/lib"
     cd "$work"/sources/libzstd-*/lib
     make -j2 libzstd.a CC="$CC" CFLAGS="$CFLAGS"
-    cp zstd.h zstd_errors.h "$deps/include" && cp libzstd.a "$deps/lib"
+    cp zstd.h zstd_errors.h "$deps/include"
+    cp libzstd.a "$deps/lib"
     cd "$work"/sources/re2-*/
     # Debian's sources lack the tables that the Makefile can make of unicode-data.
     make -j2 obj/libre2.a REBUILD_TABLES=1 AR="$AR" CXX="$CXX" CXXFLAGS="$CXXFLAGS -std=c++17 -pthread"
-    mkdir "$deps/include/re2" && cp re2/*.h "$deps/include/re2" && cp obj/libre2.a "$deps/lib"
+    mkdir "$deps/include/re2"
+    cp re2/*.h "$deps/include/re2"
+    cp obj/libre2.a "$deps/lib"
     cd "$work"/sources/xxhash-*/
     # shellcheck disable=SC2086
-    "$CC" $CFLAGS -c xxhash.c -o xxhash.o && "$AR" rcsD libxxhash.a xxhash.o
-    cp xxhash.h "$deps/include" && cp libxxhash.a "$deps/lib"
+    "$CC" $CFLAGS -c xxhash.c -o xxhash.o
+    "$AR" rcsD libxxhash.a xxhash.o
+    cp xxhash.h "$deps/include"
+    cp libxxhash.a "$deps/lib"
     cd "$work"/sources/libisal-*/
     make -j2 -f Makefile.unx lib isa-l.h CC="$CC -fPIC" AR="$AR" host_cpu=$arch
-    mkdir -p "$deps/include/isa-l" && cp isa-l.h "$deps/include" && cp include/*.h "$deps/include/isa-l" && cp bin/isa-l.a "$deps/lib/libisal.a"
+    mkdir -p "$deps/include/isa-l"
+    cp isa-l.h "$deps/include"
+    cp include/*.h "$deps/include/isa-l"
+    cp bin/isa-l.a "$deps/lib/libisal.a"
     cd "$work"/sources/hdf5-*/
     # The information has the time, the folder and the host of the build.
     # Configuration runs small programs, those for another processor by emulation.
     export QEMU_LD_PREFIX=/usr/$multiarch
     ./configure --build="$multiarch" --disable-shared --enable-static --with-pic --enable-build-mode=production --disable-hl --disable-tests \
       --disable-tools --disable-embedded-libinfo --without-szlib --with-zlib="$deps" --prefix="$deps"
-    make -j2 -C src && make -C src install
+    make -j2 -C src
+    make -C src install
   ) >"$work/deps.log" 2>&1 &
   wait $! || fail "compiling the libraries failed" "$work/deps.log"
   package hdf5 "-lhdf5 -lz -lm -ldl" "" 1.10.8

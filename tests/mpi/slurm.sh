@@ -77,14 +77,14 @@ job() {
 # seconds.)
 submit() {
   local id state
-  id=$(sbatch --parsable -o "$place/script" "$@")
+  id=$(sbatch --parsable -o "$place/script" "$@") || return
   for ((turn = 0; turn < 400; turn++)); do
     state=$(scontrol show job -o "$id")
     case $state in
       *JobState=COMPLETED* | *JobState=FAILED*)
         cat script
-        [[ $state =~ ExitCode=([0-9]+): ]]
-        return "${BASH_REMATCH[1]}"
+        [[ $state =~ ExitCode=([0-9]+):([0-9]+) ]]
+        return $((BASH_REMATCH[1] + BASH_REMATCH[2]))
         ;;
     esac
     sleep 0.1
