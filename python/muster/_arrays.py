@@ -58,6 +58,7 @@ def from_torch(tensor, takes_devices=False):
 # Names of dtypes in NumPy, ml_dtypes and PyTorch.
 _OTHER_NAMES = {
     "bool": "BOOL",
+    "bool_": "BOOL",  # numpy.bool_.__name__ before NumPy 2
     "half": "F16",
     "double": "F64",
     "complex64": "C64",

@@ -290,7 +290,7 @@ def test_copies_and_pickles():
 
 def test_names_of_dtypes():
     for given, name in (
-        *[(numpy_name, name) for numpy_name, name in (("float32", "F32"), ("bool", "BOOL"), ("uint8", "U8"), ("int64", "I64"), ("complex64", "C64"))],
+        *[(numpy_name, name) for numpy_name, name in (("float32", "F32"), ("bool", "BOOL"), ("bool_", "BOOL"), ("uint8", "U8"), ("int64", "I64"), ("complex64", "C64"))],
         *[(np.float32, "F32"), (np.dtype("i2"), "I16"), (np.bool_, "BOOL"), (float, "F64"), (int, "I64"), (bool, "BOOL")],
         *[("bfloat16", "BF16"), ("torch.bfloat16", "BF16"), ("float8_e4m3fn", "F8_E4M3"), ("bf16", "BF16"), ("half", "F16")],
     ):
