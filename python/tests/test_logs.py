@@ -132,7 +132,7 @@ muster._core.log("warning", "of the parent")
 """
     )
     assert out == ["WARNING:muster:of the parent"]
-    assert [line for line in errors if "child" in line] == ["muster: warning: of the child"]
+    assert [line for line in errors if line.endswith("of the child")] == ["muster: warning: of the child"]
 
 
 def test_dropped_messages_are_counted():
