@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the SBOM of a release: what the wheels contain besides Muster. Format: SPDX 2.3.
+"""Prints the SBOM of a release, which lists the third-party parts of the wheels. Format: SPDX 2.3.
 
 usage: sbom.py VERSION TIME FOLDER. FOLDER is the one in which tools/wheels has built them.
 """
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Debian's package, and the licence of what is linked.
+# Debian's package, and the licence of its linked part.
 COMPILED = {"hdf5": "BSD-3-Clause", "libisal": "BSD-3-Clause", "libzstd": "BSD-3-Clause", "re2": "BSD-3-Clause", "xxhash": "BSD-2-Clause", "zlib": "Zlib"}
 HEADERS = {"libboost-dev": "BSL-1.0", "libfmt-dev": "MIT", "nlohmann-json3-dev": "MIT", "libcli11-dev": "BSD-3-Clause", "libstdc++-12-dev": "GPL-3.0-or-later WITH GCC-exception-3.1"}
 

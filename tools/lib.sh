@@ -9,6 +9,8 @@ test_packages=(doctest-dev clang-format python3-dev python3-pip python3-venv pyt
 tidy_packages=(clang-tidy)
 fuzz_packages=(clang)
 
+project_version() { sed -nE "s/^  version: '(.*)',/\1/p" "$root/meson.build"; }
+
 say() { printf '== %s\n' "$*"; }
 die() {
   printf '%s: %s\n' "$(basename "$0")" "$*" >&2

@@ -8,7 +8,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../tools/lib.sh"
 source "$root/packaging/rootfs.sh"
 dist=$(cd "${1:-$root/build-wheels/dist}" && pwd)
-wheel=$(ls "$dist"/muster-*-cp311-*_"$(uname -m)".whl) || die "Debian's Python is 3.11: build its wheel first, by tools/wheels --python 3.11"
+wheel=$(ls "$dist/muster-$(project_version)"-cp311-*_"$(uname -m)".whl) || die "Debian's Python is 3.11: build its wheel first, by tools/wheels --python 3.11"
 work=$root/build-container
 mkdir -p "$work"
 root_file_system base apt

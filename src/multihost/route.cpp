@@ -134,7 +134,7 @@ class HostsTransfer final : public gather::Transfer {
   const Carriers carriers_;
   std::uint64_t payload_bytes_ = 0;
   std::optional<Sender> sender_;                                         // to another host
-  std::vector<int> riders_;                                              // whose parts this rank sends
+  std::vector<int> riders_;                                              // ranks with parts that this rank sends
   std::unique_ptr<gather::Transfer> near_;                               // on the host of the root
   std::vector<std::pair<std::size_t, std::optional<Config>>> received_;  // from other hosts, by position in the list
 };

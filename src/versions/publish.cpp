@@ -8,7 +8,7 @@
 //  4. Each rank writes its tensors to one file. If there is only one rank, each of its threads has a file. Piece by
 //     piece, a rank reads the new bytes and the old ones, and appends their difference. Parts that other ranks have
 //     pass through shared memory or messages (assembly.hpp). The files are synced.
-//  5. Each rank tells rank 0 its tensors and digests. Rank 0 gives the files their names, writes the index, and
+//  5. Each rank sends its tensors and digests to rank 0. Rank 0 gives the files their names, writes the index, and
 //     renames the directory. The version appears in this moment.
 //  6. Only now does the new version become the old one: each rank applies the delta to the tensors that it keeps in
 //     memory. Rank 0 deletes versions that are no longer needed.
@@ -58,7 +58,7 @@ namespace {
 
 constexpr std::size_t stream_bytes = 16;
 
-/// Rank 0's decisions, which it tells all ranks.
+/// Rank 0's decisions, which it sends to all ranks.
 struct VersionPlan {
   std::uint64_t version = 0;
   VersionKind kind = VersionKind::full;
