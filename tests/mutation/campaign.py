@@ -26,8 +26,8 @@ from mutants import Mutant, find_mutants, rewrite, select
 
 HERE = Path(__file__).resolve().parent
 HEADER_SIZE = 64
-# Not run: tests of the tree or of other software, tests under mpiexec or on a device, and campaigns.
 IN_NAMESPACE = "MUSTER_MUTATION_NAMESPACE"
+# Not run: tests of the tree or of other software, tests under mpiexec or on a device, and campaigns.
 LEFT_OUT = r"interop|minilm|^python|mpiexec|slurm|real devices|^format$|^header|consumer|preloaded|^mutation|campaign"
 
 
