@@ -138,17 +138,25 @@ void Relay::move() {
 }
 
 void Relay::accept() {
-  try {
-    while (auto socket = os::accept_next(listener_)) {
-      if (!os::is_of_own_user(*socket)) continue;
-      branches_.push_back({.number = ++last_number_,
-                           .line = std::make_unique<SocketLine>(std::move(*socket), "a process of this host")});
+  for (;;) {
+    std::optional<os::Fd> socket;
+    try {
+      socket = os::accept_next(listener_);
+      if (socket && !os::is_of_own_user(*socket)) continue;
+    } catch (const Error&) {
+      // This process lacks descriptors or memory. Another rank can be the relay of the ranks that still come. If the
+      // listener remained, ranks that try again at the same moment could take the last descriptor from each other
+      // until the deadline.
+      std::erase_if(branches_, [](const Branch& branch) { return !branch.hello; });
+      listener_.reset();
+      if (!is_heard_) branches_.clear();
+      return;
     }
-  } catch (const Error&) {
-    if (std::erase_if(branches_, [](const Branch& branch) { return !branch.hello; }) != 0) return;
-    // This process lacks descriptors or memory. Another rank can be the relay of the ranks that still come.
-    listener_.reset();
-    if (!is_heard_) branches_.clear();
+    if (!socket) return;
+    branches_.push_back(
+        {.number = ++last_number_, .line = std::make_unique<SocketLine>(std::move(*socket), "a process of this host")});
+    // The hello of a rank has usually arrived already.
+    hear(branches_.back());
   }
 }
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -16,6 +17,7 @@
 #include "src/base/fixed_string.hpp"
 #include "src/os/process.hpp"
 #include "src/rendezvous/relay.hpp"
+#include "tests/support/failing_call.hpp"
 #include "tests/support/forked_ranks.hpp"
 
 using namespace muster;
@@ -285,4 +287,24 @@ TEST_CASE("a relay does not pass the hello of a rank on that has ended before") 
   const MessageLimits limits{.size = 3, .is_root = true, .is_known = true, .is_trunk = true};
   CHECK(receive(*far, limits).word == Word::through);
   CHECK_THROWS_AS((void)receive(*far, limits, 200ms), RankFailure);
+}
+
+TEST_CASE("a relay without a descriptor for one of two ranks keeps the first, and the other can be a relay") {
+  const std::string name = relay_name(token_of(unique_key()), "here");
+  Relay relay(os::listen_abstract(name), hello_on_trunk(1));
+  auto [near, far] = pair_of_lines();
+  const auto trunk = relay.make_trunk(std::move(near), {});
+  far->send(message_with(Word::heard, hello_on_trunk(0)));
+  (void)receive(*trunk, {.size = 3});
+  SocketLine first(std::move(*os::connect_abstract(name)), "relay");
+  SocketLine second(std::move(*os::connect_abstract(name)), "relay");
+  for (SocketLine* const line : {&first, &second}) line->send(message_with(Word::hello, hello_on_trunk(2)));
+  {
+    const FailingCall shortage({.call = "accept", .path = "a rank's socket", .error = EMFILE, .after = 1});
+    advance(relay);
+  }
+  CHECK(receive(first, {.size = 3}).word == Word::relay_card);
+  CHECK_THROWS_AS((void)receive(second, {.size = 3}), RankFailure);
+  CHECK(second.end());
+  CHECK(os::listen_abstract(name));
 }
