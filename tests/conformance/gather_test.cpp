@@ -189,7 +189,7 @@ TEST_CASE("unequal tensors are refused on every rank, with the dtype and shape o
 TEST_CASE("a descriptor damaged in transit, in any byte, is an error on every rank, and the group remains usable") {
   for (const std::int64_t rows : {1, 3000}) {  // with the descriptor and without it
     run_ranks(3, [&](Group& group) {
-      // The files of a workspace have their own checksums.
+      // A workspace has files instead of descriptors. workspace_gather_test.cpp damages them.
       if (group.kind() == "file") return;
       const std::vector<int> ranks = ranks_from(1, 3);
       Config mine = Config::object({{"number", group.rank()}, {"name", "a layer"}});

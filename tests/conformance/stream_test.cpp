@@ -208,7 +208,7 @@ TEST_CASE("the root's own tensors are views of its own memory") {
 
 TEST_CASE("a layer whose descriptor is damaged in transit is never consumed, and all ranks get the error") {
   run_ranks(3, [](Group& group) {
-    // The files of a workspace have their own checksums.
+    // A workspace has files instead of descriptors. workspace_gather_test.cpp damages them.
     if (group.kind() == "file") return;
     const std::vector<int> ranks = {1, 2, 0};
     for (int turn = 0; turn < 24; ++turn) {

@@ -3,8 +3,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -14,6 +17,7 @@
 #include "muster/gather_each.hpp"
 #include "muster/merge_gather.hpp"
 #include "muster/state_file.hpp"
+#include "src/statefile/format.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/survey.hpp"
 #include "tests/support/exchanges.hpp"
@@ -21,6 +25,7 @@
 #include "tests/support/kills.hpp"
 #include "tests/support/shared_words.hpp"
 #include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
 #include "tests/support/workspaces.hpp"
 
 using namespace muster;
@@ -100,7 +105,15 @@ TEST_CASE("kept files stay complete, and a survey lists them") {
   const std::string path = directory / "w";
   run_ranks(3, [&](Group& group) {
     const Config mine = layer_of(group.rank());
-    (void)get_configs_parallel(&mine, ranks_from(1, 3), group, {.workspace = {.path = path, .keep_files = true}});
+    for (const bool keep : {false, true}) {
+      const FailingCall recorded({.path = path, .times = 0});
+      (void)get_configs_parallel(&mine, ranks_from(1, 3), group, {.workspace = {.path = path, .keep_files = keep}});
+      // Only a kept file must survive a power failure.
+      const std::vector<std::string> calls = FailingCall::calls();
+      const auto named = std::ranges::find(calls.rbegin(), calls.rend(), "rename").base();
+      if (keep) RANK_CHECK(std::ranges::find(calls.begin(), named, "fdatasync") != named);
+      if (keep) RANK_CHECK(std::ranges::find(named, calls.end(), "fsync-directory") != calls.end());
+    }
   });
   const workspace::Survey survey = workspace::survey(path);
   REQUIRE(survey.jobs.size() == 1);
@@ -184,6 +197,77 @@ TEST_CASE(
       (void)get_tensors_parallel(mine, ranks_from(0, 3), group, {.workspace = {.path = path}});
     }
     (void)get_tensors_parallel(mine, ranks_from(0, 3), group, {.workspace = {.path = path}});
+    group.barrier();
+  });
+  CHECK(is_clean(path));
+}
+
+TEST_CASE("a file that is damaged before the root reads it is an error on every rank, and the group remains usable") {
+  struct Damage {
+    const char* words;
+    std::function<std::size_t(const statefile::UserBlock&)> place;
+    std::optional<int> level = {};
+  };
+  const auto middle = [](const statefile::UserBlock& block) { return block.file_bytes / 2; };
+  const std::vector<Damage> all = {
+      {"checksum", [](const auto&) { return 100; }},
+      {"checksum", [](const statefile::UserBlock& block) { return block.catalogue.offset + 9; }},
+      {"checksum", [](const statefile::UserBlock& block) { return block.config.offset + 3; }},
+      {"checksum", middle, 1},
+      {"", middle},  // The elements of a tensor that is not compressed are mapped, and not read.
+  };
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  run_ranks(3, [&](Group& group) {
+    Config mine = layer_of(group.rank());
+    mine["large"] = pattern(DType::u8, {300, 1000}, static_cast<std::uint64_t>(group.rank()));
+    const std::vector<int> ranks = ranks_from(0, 3);
+    /// Calls `spoil` with the file of rank 1 when the root opens it.
+    const auto spoiled = [&](const std::function<void(const std::string&)>& spoil, const std::function<void()>& call) {
+      std::optional<FailingCall> hook;
+      const auto then = [&] {
+        for (const std::string& name : names_in(path))
+          if (name.starts_with("exchange-") && has(name, "-r1-of")) spoil(path + "/" + name);
+      };
+      if (group.rank() == 0) hook.emplace(CallToFail{.call = "open", .path = "-r1-of", .times = 1, .then = then});
+      call();
+      RANK_CHECK(!hook || FailingCall::seen() != 0);
+    };
+    const auto gather = [&](const std::optional<int>& level) {
+      return get_configs_parallel(&mine, ranks, group, {.workspace = {.path = path, .zstd_level = level}});
+    };
+    (void)gather({});
+    for (const Damage& damage : all) {
+      const auto flip = [&](const std::string& file) {
+        std::string bytes = read_text(file);
+        const auto head = std::as_bytes(std::span(bytes)).first(statefile::head_bytes);
+        bytes[damage.place(statefile::decode_user_block(head, bytes.size(), file))] ^= 1;
+        write_text(file, bytes);
+      };
+      if (*damage.words == 0) {
+        spoiled(flip, [&] {
+          const auto configs = gather(damage.level);
+          if (group.rank() == 0) RANK_CHECK(!(*configs[1] == mine));
+        });
+        continue;
+      }
+      const std::vector<std::string> words = {"reading the state file of rank 1", damage.words};
+      spoiled(flip, [&] { fails_alike(group, ErrorKind::corrupt, words, [&] { (void)gather(damage.level); }); });
+      spoiled(flip, [&] {
+        error_of(ErrorKind::corrupt, words, [&] {
+          const Model model = [&](int, std::uint64_t) { return mine; };
+          stream_and_check(group, ranks, 3, model, {.workspace = {.path = path, .zstd_level = damage.level}});
+        });
+      });
+    }
+    const auto copy = [&](const std::string& file) {
+      for (const std::string& name : names_in(path))
+        if (has(name, "-r2-of")) write_text(file, read_text(path + "/" + name));
+    };
+    spoiled(copy, [&] {
+      fails_alike(group, ErrorKind::corrupt, {"its content contradicts its name: rank 2"}, [&] { (void)gather({}); });
+    });
+    (void)gather({});
     group.barrier();
   });
   CHECK(is_clean(path));
