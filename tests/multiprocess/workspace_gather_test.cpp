@@ -222,13 +222,17 @@ TEST_CASE("a file that is damaged before the root reads it is an error on every 
     Config mine = layer_of(group.rank());
     mine["large"] = pattern(DType::u8, {300, 1000}, static_cast<std::uint64_t>(group.rank()));
     const std::vector<int> ranks = ranks_from(0, 3);
+    /// Waits for the file of a rank that sends, and returns its path.
+    const auto file_of = [&](const std::string& rank) {
+      for (const auto until = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < until;)
+        for (const std::string& name : names_in(path))
+          if (name.starts_with("exchange-") && has(name, rank)) return path + "/" + name;
+      throw RankFailure("no file of " + rank);
+    };
     /// Calls `spoil` with the file of rank 1 when the root opens it.
     const auto spoiled = [&](const std::function<void(const std::string&)>& spoil, const std::function<void()>& call) {
       std::optional<FailingCall> hook;
-      const auto then = [&] {
-        for (const std::string& name : names_in(path))
-          if (name.starts_with("exchange-") && has(name, "-r1-of")) spoil(path + "/" + name);
-      };
+      const auto then = [&] { spoil(file_of("-r1-of")); };
       if (group.rank() == 0) hook.emplace(CallToFail{.call = "open", .path = "-r1-of", .times = 1, .then = then});
       call();
       RANK_CHECK(!hook || FailingCall::seen() != 0);
@@ -260,10 +264,7 @@ TEST_CASE("a file that is damaged before the root reads it is an error on every 
         });
       });
     }
-    const auto copy = [&](const std::string& file) {
-      for (const std::string& name : names_in(path))
-        if (has(name, "-r2-of")) write_text(file, read_text(path + "/" + name));
-    };
+    const auto copy = [&](const std::string& file) { write_text(file, read_text(file_of("-r2-of"))); };
     spoiled(copy, [&] {
       fails_alike(group, ErrorKind::corrupt, {"its content contradicts its name: rank 2"}, [&] { (void)gather({}); });
     });
