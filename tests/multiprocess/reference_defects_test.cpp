@@ -20,16 +20,6 @@ const std::vector<int> three = {0, 1, 2};
 
 }  // namespace
 
-TEST_CASE("two jobs on one host") {
-  const GroupOf first(3);
-  const GroupOf second(3);
-  run_processes(6, [&](int process) {
-    const int job = process / 3;
-    const auto group = (job == 0 ? first : second).join(process % 3);
-    for (int i = 0; i < 50; ++i) gather_and_check(*group, three, 2000 + i, job);
-  });
-}
-
 TEST_CASE("another job exits normally, or is killed: this job continues") {
   const GroupOf ours(3);
   Ranks ranks(3, [&](int rank) {
@@ -77,18 +67,6 @@ TEST_CASE("configs that arrived with other types") {
         for (const PhaseReport& phase : all.report().phases) RANK_CHECK(phase.bytes < 10000);
     });
   }
-}
-
-TEST_CASE("a rank passes no config: its entry keeps its position") {
-  run_ranks(3, [](Group& group) {
-    const Config mine = Config::object({{"rank", group.rank()}});
-    const GatheredConfigs all = get_configs_parallel(group.rank() == 1 ? nullptr : &mine, three, group);
-    if (group.rank() != 0) return;
-    RANK_CHECK(all.size() == 3);
-    RANK_CHECK(!all[1].has_value());
-    RANK_CHECK(all[2]->at("rank").as_int() == 2);
-    RANK_CHECK(all.present().size() == 2);
-  });
 }
 
 TEST_CASE("all processes are killed: nothing remains, and the next job works") {
