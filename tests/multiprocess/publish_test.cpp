@@ -217,6 +217,30 @@ TEST_CASE("a model with other tensors becomes a full version, which names the re
   });
 }
 
+TEST_CASE("ranks that exchange their tensors between versions publish the same model, and report all bytes") {
+  for (const int size : {1, 2}) {
+    const TemporaryDirectory work(Medium::memory);
+    run_ranks(size, [&](Group& group) {
+      SmallModel model;
+      if (group.rank() == 0) write_base(work / "base", model.wholes);
+      group.barrier();
+      Publisher publisher(work / "source", {.base = work / "base"}, group);
+      for (int version = 1; version < 6; ++version) {
+        model.change(static_cast<std::uint8_t>(version));
+        std::vector<TensorPart> parts;
+        int number = version;
+        for (const auto& [name, whole] : model.wholes)
+          if (number++ % size == group.rank()) parts.push_back({name, whole});
+        Progress last;
+        publisher.publish(parts, {.full = version == 3, .progress = [&](const Progress& now) { last = now; }});
+        if (group.rank() != 0) continue;
+        RANK_CHECK(last.bytes == last.total_bytes && last.bytes != 0);
+        check_pulled(work, static_cast<std::uint64_t>(version), model.wholes);
+      }
+    });
+  }
+}
+
 TEST_CASE("a failure is one error on all ranks, leaves no version, and the next call succeeds") {
   for (const auto& [call, path] : std::vector<std::pair<std::string, std::string>>{
            {"pwrite", "rank-0000"}, {"fsync", "rank-0000"}, {"pwrite", "index.json"}, {"rename", "weight_v"}}) {

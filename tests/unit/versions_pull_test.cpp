@@ -196,6 +196,15 @@ TEST_CASE("versions of other programs have no facts of Muster") {
   test.chain.change({"layer1.weight"});
   test.chain.publish_delta(other);
   CHECK(test.pull().begun_at == "local");
+
+  // A version of one file needs no index.
+  test.chain.publish_full(false);
+  fs::remove(test.chain.version(4) + "/model.safetensors.index.json");
+  fs::rename(test.chain.version(4) + "/model-00001-of-00001.safetensors", test.chain.version(4) + "/model.safetensors");
+  CHECK(test.pull().version == 4);
+  test.chain.change({"layer1.weight"});
+  test.chain.publish_delta(other);
+  CHECK(test.pull().version == 5);
 }
 
 TEST_CASE("older versions and the base can be pulled") {
