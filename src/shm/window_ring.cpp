@@ -63,7 +63,8 @@ WindowRing::WindowRing(const group::Region& region, std::uint64_t place)
     throw Error(ErrorKind::corrupt, "malformed message: it names an address outside the shared memory of its sender");
   mapping_ = os::Mapping(*memory_, os::Access::read_write, place, ring_header_bytes);
   depth_ = header().depth;
-  window_bytes_ = header().window_bytes;
+  // A ring without windows has no bytes for them, whatever its header says.
+  window_bytes_ = depth_ == 0 ? 0 : header().window_bytes;
   if (header().magic != ring_magic || depth_ > most_depth ||
       (depth_ != 0 && window_bytes_ > (room - ring_header_bytes) / depth_))
     throw Error(ErrorKind::corrupt, "malformed message: it names buffers that its sender does not have");

@@ -19,6 +19,7 @@
 #include "src/group/control_block.hpp"
 #include "src/os/pages.hpp"
 #include "src/shm/segment.hpp"
+#include "src/shm/window_ring.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/reassembly.hpp"
@@ -189,6 +190,37 @@ TEST_CASE("an offset without a segment is an error") {
     segment.header().capacity = capacity;
     CHECK_THROWS_AS(shm::RemoteSegment(*region, segment.place()), Error);
   }
+}
+
+TEST_CASE("an offset without a ring of windows is an error") {
+  const auto region = group::Region::own();
+  const shm::WindowRing ring(2, 1 << 16, 2);
+  CHECK(shm::WindowRing(*region, ring.place()).window_bytes() == 1 << 16);
+  const auto refused = [&](std::uint64_t place, std::string_view part) {
+    CHECK(has(words_of(ErrorKind::corrupt, [&] { const shm::WindowRing other(*region, place); }), part));
+  };
+  for (const std::uint64_t place : {region->size() - os::page_size() + 1, region->size(), UINT64_MAX})
+    refused(place, "outside the shared memory of its sender");
+  // There are only zeros.
+  for (const std::uint64_t place : {std::uint64_t{1}, ring.place() + 4096, region->size() - os::page_size()})
+    refused(place, "buffers that its sender does not have");
+  // Values that a peer could write into its own header.
+  struct Header {
+    std::uint64_t magic;
+    std::uint64_t window_bytes;
+    std::uint32_t depth;
+  };
+  const os::Mapping mapping(*region->memory(), os::Access::read_write, ring.place(), sizeof(Header));
+  auto& header = *reinterpret_cast<Header*>(mapping.data());
+  const Header good = header;
+  for (const Header& bad :
+       {Header{good.magic + 1, 1 << 16, 2}, Header{good.magic, 1 << 16, ring.most_depth + 1},
+        Header{good.magic, (region->size() - ring.place()) / 2, 2}, Header{good.magic, UINT64_MAX / 2 + 1, 2}}) {
+    header = bad;
+    refused(ring.place(), "buffers that its sender does not have");
+  }
+  header = {good.magic, 1 << 16, 0};
+  CHECK(shm::WindowRing(*region, ring.place()).window_bytes() == 0);
 }
 
 TEST_CASE("a control block of another layout is refused as another version") {
