@@ -38,7 +38,8 @@ bool is_eager() {
 }
 
 void tell(const GatherCall& call, int to, std::uint64_t segment, const char* phase) {
-  const Note note{call.number, segment};
+  Note note{call.number, segment};
+  os::damage_descriptor(std::as_writable_bytes(std::span(&note, 1)));
   call.group->send(to, std::as_bytes(std::span(&note, 1)), call.wait(phase), group::Subject::exchange);
 }
 

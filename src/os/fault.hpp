@@ -39,7 +39,8 @@ inline bool is_faulty(std::string_view name, std::string_view path) noexcept {
   return true;
 }
 
-/// Tests set a function that gets each descriptor which this process sends, after its hash was computed. Null: none.
+/// Tests set a function that gets each descriptor which this process sends, after its hash was computed, and the notes
+/// of merges and the offers of devices. Null: none.
 using DamageHook = void (*)(std::span<std::byte> descriptor);
 void set_damage_hook(DamageHook hook) noexcept;
 void damage_descriptor(std::span<std::byte> descriptor) noexcept;

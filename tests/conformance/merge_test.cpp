@@ -10,7 +10,10 @@
 
 #include "doctest/doctest.h"
 #include "muster/shared_arena.hpp"
+#include "src/group/group.hpp"
 #include "src/merge/reduce.hpp"
+#include "src/shm/segment.hpp"
+#include "src/shm/window_ring.hpp"
 #include "tests/support/exchanges.hpp"
 #include "tests/support/hesitation.hpp"
 
@@ -276,6 +279,32 @@ TEST_CASE("a rank of the list in another call is an error on all ranks") {
         (void)merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 3), group);
     });
     merge_and_check(group, ranks_from(1, 3), merge::concat(0), patterns(DType::f32, {10}, 1));
+  });
+}
+
+TEST_CASE("a root that grants memory which is too small is an error on all ranks") {
+  static std::uint64_t place = 0;
+  run_ranks(4, [](Group& group) {
+    const group::BaseGroup& inside = group::inside(group);
+    const auto is_near = [&](int rank) { return inside.host_of(rank) == inside.host_of(0); };
+    // The fault needs another rank on the root's host. A failed group of MPI ends MPI.
+    if (group.kind() == "file" || group.kind() == "mpi" || !(is_near(1) || is_near(2) || is_near(3))) return;
+    const bool is_one_host = is_near(1) && is_near(2) && is_near(3);
+    const shm::OwnedSegment segment(4096);
+    const shm::WindowRing ring(1, 64, 1);
+    for (const Merge& merge : {merge::concat(0), merge::sum()}) {
+      const auto copy = group.duplicate();
+      place = is_one_host ? segment.place() : ring.place();
+      if (group.rank() == 0)
+        os::set_damage_hook([](std::span<std::byte> note) {
+          if (note.size() == 16) std::memcpy(note.data() + 8, &place, sizeof place);
+        });
+      refused(*copy, pattern(DType::f32, {100, 100}, 1), merge, four, ErrorKind::corrupt,
+              {"malformed message", "too small"});
+      os::set_damage_hook(nullptr);
+      if (is_one_host) merge_and_check(*copy, four, merge, patterns(DType::f32, {100, 100}, 1));
+    }
+    merge_and_check(group, four, merge::concat(0), patterns(DType::f32, {100, 100}, 2));
   });
 }
 
