@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/gather/slicing.hpp"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "muster/error.hpp"
 #include "src/core/tensor.hpp"
@@ -70,7 +73,48 @@ bool is_cut_by_rows(const TensorView& tensor, std::uint64_t part_bytes) {
          row_elements(tensor) * rows_at_once(tensor) <= elements_in(tensor.dtype(), part_bytes);
 }
 
+TensorSlice slice_of(const Config& told, int rank) {
+  TensorSlice slice{.rank = rank, .path = told.at(0).as_string(), .tensor = {}};
+  const std::uint64_t number = told.at(1).as_uint();
+  const auto dtype = number <= UINT8_MAX ? dtype_from_number(static_cast<std::uint8_t>(number)) : std::nullopt;
+  if (!dtype) throw Error(ErrorKind::corrupt, "malformed message of a rank: a slice has an unknown dtype");
+  slice.tensor.dtype = *dtype;
+  for (const Config& extent : told.at(2).as_array()) slice.tensor.shape.push_back(extent.as_int());
+  slice.offset = told.at(3).as_int();
+  slice.elements = told.at(4).as_int();
+  const std::int64_t count = element_count(slice.tensor.shape);
+  if (slice.offset < 0 || slice.elements < 0 || slice.elements > count - slice.offset)
+    throw Error(ErrorKind::corrupt, "malformed message of a rank: a slice is outside its tensor");
+  return slice;
+}
+
 }  // namespace
+
+std::vector<std::byte> encode_slices(const std::vector<TensorSlice>& slices) {
+  ConfigArray all;
+  for (const TensorSlice& slice : slices) {
+    ConfigArray extents;
+    for (const std::int64_t extent : slice.tensor.shape) extents.emplace_back(extent);
+    all.push_back(ConfigArray{slice.path, static_cast<int>(slice.tensor.dtype), std::move(extents), slice.offset,
+                              slice.elements});
+  }
+  return core::encode_descriptor(all, [](const Tensor&) { return std::nullopt; });
+}
+
+std::vector<TensorSlice> decode_slices(std::span<const std::byte> bytes, int rank) {
+  std::vector<TensorSlice> slices;
+  if (bytes.empty()) return slices;
+  try {
+    const Config told =
+        core::decode_descriptor(bytes, [](DType, const Shape&, std::uint64_t, core::TensorLocation) -> Tensor {
+          throw Error(ErrorKind::corrupt, "malformed message of a rank: slices must not have tensors");
+        });
+    for (const Config& slice : told.as_array()) slices.push_back(slice_of(slice, rank));
+  } catch (const Error& error) {
+    throw Error(ErrorKind::corrupt, fmt::format("slices of rank {}: {}", rank, error.what()));
+  }
+  return slices;
+}
 
 Tensor flat_run(const Tensor& source, std::int64_t first, std::int64_t elements) {
   const TensorView& view = source.view();

@@ -9,8 +9,10 @@
 //  3. A larger tensor begins where there is room for one row (or in a new part, if a row is too large). It fills each
 //     part until it ends.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -64,6 +66,12 @@ class LayerParts {
 
 /// Fills LayerPart::tensors of a part 0, and removes slices without elements.
 void list_tensors(LayerPart& part);
+
+/// Encodes slices for the root of a stream, without their ranks.
+std::vector<std::byte> encode_slices(const std::vector<TensorSlice>& slices);
+/// Decodes the slices of the rank with this global number. No bytes mean no slices. Throws Error(corrupt) on any
+/// defect.
+std::vector<TensorSlice> decode_slices(std::span<const std::byte> bytes, int rank);
 
 /// Returns elements [first, first + elements) in row-major order as a flat tensor. It is a view if the source is
 /// contiguous, else a copy on the heap. For packed types `first` must be even.

@@ -29,6 +29,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,15 @@ struct PartHeader {
   ExchangeRecord record;
 };
 
+struct ReceivedPart {
+  PartHeader header;
+  std::vector<TensorSlice> slices;
+};
+/// Reads the message that precedes a part, sent by the rank with this global number. `parts`: the number of parts of
+/// the layer, which part 0 has told. Throws Error(corrupt) if it is not the message of this part.
+ReceivedPart received_part(std::span<const std::byte> message, int rank, std::uint64_t layer, std::uint32_t part,
+                           std::uint32_t parts);
+
 /// A sender's side.
 class StreamSending {
  public:
@@ -120,10 +130,6 @@ class StreamReceiving {
   void run();
 
  private:
-  struct ReceivedPart {
-    PartHeader header;
-    std::vector<TensorSlice> slices;
-  };
   ReceivedPart take_header(std::size_t position, std::uint64_t layer, std::uint32_t part);
   void take_layer(std::uint64_t layer, std::optional<Config> own);
   void take_bytes(LayerPart& part);

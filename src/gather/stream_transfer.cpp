@@ -18,35 +18,6 @@ using Clock = std::chrono::steady_clock;
 /// More than any header has: the paths of a few leaves, each at most max_config_depth keys long.
 constexpr std::uint64_t most_header_bytes = 64 << 20;
 
-TensorSlice slice_of(const Config& told, int rank) {
-  TensorSlice slice{.rank = rank, .path = told.at(0).as_string(), .tensor = {}};
-  const auto dtype = dtype_from_number(static_cast<std::uint8_t>(told.at(1).as_uint()));
-  if (!dtype) throw Error(ErrorKind::corrupt, "malformed message of a rank: a slice has an unknown dtype");
-  slice.tensor.dtype = *dtype;
-  for (const Config& extent : told.at(2).as_array()) slice.tensor.shape.push_back(extent.as_int());
-  slice.offset = told.at(3).as_int();
-  slice.elements = told.at(4).as_int();
-  const std::int64_t count = element_count(slice.tensor.shape);
-  if (slice.offset < 0 || slice.elements < 0 || slice.offset > count || slice.elements > count - slice.offset)
-    throw Error(ErrorKind::corrupt, "malformed message of a rank: a slice is outside its tensor");
-  return slice;
-}
-
-std::vector<TensorSlice> slices_of(std::span<const std::byte> bytes, int rank) {
-  std::vector<TensorSlice> slices;
-  if (bytes.empty()) return slices;
-  try {
-    const Config told =
-        core::decode_descriptor(bytes, [](DType, const Shape&, std::uint64_t, core::TensorLocation) -> Tensor {
-          throw Error(ErrorKind::corrupt, "malformed message of a rank: slices must not have tensors");
-        });
-    for (const Config& slice : told.as_array()) slices.push_back(slice_of(slice, rank));
-  } catch (const Error& error) {
-    throw Error(ErrorKind::corrupt, fmt::format("slices of rank {}: {}", rank, error.what()));
-  }
-  return slices;
-}
-
 /// Lets parts arrive while the caller's own code runs.
 class Unattended {
  public:
@@ -63,6 +34,23 @@ class Unattended {
 };
 
 }  // namespace
+
+ReceivedPart received_part(std::span<const std::byte> message, int rank, std::uint64_t layer, std::uint32_t part,
+                           std::uint32_t parts) {
+  ReceivedPart received;
+  PartHeader& header = received.header;
+  if (message.size() < sizeof header)
+    throw Error(ErrorKind::corrupt,
+                fmt::format("malformed message: the header of a part from rank {} is too short", rank));
+  std::memcpy(&header, message.data(), sizeof header);
+  if (header.layer != layer || header.part != part || (part != 0 && (header.parts != parts || part >= parts)))
+    throw Error(
+        ErrorKind::corrupt,
+        fmt::format("malformed message: expected part {} of layer {}, but rank {} sent part {} of {} of layer {}", part,
+                    layer, rank, header.part, header.parts, header.layer));
+  received.slices = decode_slices(message.subspan(sizeof header), rank);
+  return received;
+}
 
 StreamReceiving::StreamReceiving(const StreamCall& call) : call_(call), arrivals_(call.entry.list.size()) {}
 
@@ -184,8 +172,7 @@ void StreamReceiving::take_from_part_receiver(LayerPart& part) {
   call_.report->peak_slot_bytes = std::max(call_.report->peak_slot_bytes, call_.part_receiver->peak_bytes());
 }
 
-StreamReceiving::ReceivedPart StreamReceiving::take_header(std::size_t position, std::uint64_t layer,
-                                                           std::uint32_t part) {
+ReceivedPart StreamReceiving::take_header(std::size_t position, std::uint64_t layer, std::uint32_t part) {
   const int sender = call_.entry.list[position];
   const Clock::time_point begin = Clock::now();
   const std::vector<std::byte> message =
@@ -193,20 +180,7 @@ StreamReceiving::ReceivedPart StreamReceiving::take_header(std::size_t position,
                                       : receive(sender, most_header_bytes);
   call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
   const int number = call_.companion->info(sender).global_rank;
-  ReceivedPart arrival;
-  if (message.size() < sizeof arrival.header)
-    throw Error(ErrorKind::corrupt,
-                fmt::format("malformed message: the header of a part from rank {} is too short", number));
-  std::memcpy(&arrival.header, message.data(), sizeof arrival.header);
-  const PartHeader& header = arrival.header;
-  const std::uint32_t parts = part == 0 ? header.parts : arrivals_[position].header.parts;
-  if (header.layer != layer || header.part != part || header.parts != parts || (part != 0 && part >= parts))
-    throw Error(
-        ErrorKind::corrupt,
-        fmt::format("malformed message: expected part {} of layer {}, but rank {} sent part {} of {} of layer {}", part,
-                    layer, number, header.part, header.parts, header.layer));
-  arrival.slices = slices_of(std::span(message).subspan(sizeof header), number);
-  return arrival;
+  return received_part(message, number, layer, part, part == 0 ? 0 : arrivals_[position].header.parts);
 }
 
 void StreamReceiving::check_ends(std::uint64_t layer, bool own_end) const {
@@ -240,23 +214,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Config tree_of(const std::vector<TensorSlice>& slices) {
-  ConfigArray all;
-  for (const TensorSlice& slice : slices) {
-    ConfigArray extents;
-    for (const std::int64_t extent : slice.tensor.shape) extents.emplace_back(extent);
-    all.push_back(ConfigArray{slice.path, static_cast<int>(slice.tensor.dtype), std::move(extents), slice.offset,
-                              slice.elements});
-  }
-  return all;
-}
-
 /// Returns the header as it is sent.
 std::vector<std::byte> message_of(const PartHeader& header, const std::vector<TensorSlice>& slices) {
   std::vector<std::byte> message(sizeof header);
   std::memcpy(message.data(), &header, sizeof header);
   if (slices.empty()) return message;
-  const auto tail = core::encode_descriptor(tree_of(slices), [](const Tensor&) { return std::nullopt; });
+  const auto tail = encode_slices(slices);
   message.insert(message.end(), tail.begin(), tail.end());
   return message;
 }

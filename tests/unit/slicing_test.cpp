@@ -6,10 +6,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "muster/error.hpp"
 #include "src/gather/policy.hpp"
+#include "src/gather/stream.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/random_config.hpp"
 #include "tests/support/reassembly.hpp"
@@ -141,6 +143,56 @@ TEST_CASE("random trees, and keys in the form of a JSON pointer") {
     layer["tree"] = RandomConfig(seed).tree(5);
     cut_and_join(layer, small_part);
   }
+}
+
+TEST_CASE("slices arrive as they were sent, and malformed ones are errors") {
+  const std::vector<TensorSlice> sent = {{7, "/a~1b/0", {DType::f32, {10, 3}}, 24, 6},
+                                         {7, "/c", {DType::u4, {}}, 0, 0}};
+  const std::vector<std::byte> good = gather::encode_slices(sent);
+  const std::vector<TensorSlice> received = gather::decode_slices(good, 7);
+  CHECK(gather::encode_slices(received) == good);
+  CHECK(received.back().rank == 7);
+  CHECK(gather::decode_slices({}, 7).empty());
+  const auto refused = [](std::span<const std::byte> bytes) {
+    CHECK(has(words_of(ErrorKind::corrupt, [&] { gather::decode_slices(bytes, 7); }), "slices of rank 7: "));
+  };
+  for (std::size_t length = 1; length < good.size(); ++length) refused(std::span(good).first(length));
+  const auto number = [](DType dtype) { return static_cast<int>(dtype); };
+  const ConfigArray shape = {10, 3};
+  const std::int64_t large = std::int64_t{1} << 32;
+  const ConfigArray bad_slices = {ConfigArray{"/a", 255, shape, 0, 30},
+                                  ConfigArray{"/a", 256 + number(DType::f32), shape, 0, 30},
+                                  ConfigArray{"/a", number(DType::f32), shape, -1, 30},
+                                  ConfigArray{"/a", number(DType::f32), shape, 0, -1},
+                                  ConfigArray{"/a", number(DType::f32), shape, 0, 31},
+                                  ConfigArray{"/a", number(DType::f32), shape, 24, 7},
+                                  ConfigArray{"/a", number(DType::f32), shape, 31, 0},
+                                  ConfigArray{"/a", number(DType::f32), ConfigArray{-10, -3}, 0, 30},
+                                  ConfigArray{"/a", number(DType::f32), ConfigArray{large, large, 0}, 0, 0},
+                                  ConfigArray{"/a", number(DType::f32), 10, 0, 1},
+                                  ConfigArray{"/a", number(DType::f32), shape, 0},
+                                  ConfigArray{1, number(DType::f32), shape, 0, 30},
+                                  Config(pattern(DType::u8, {3}, 1)),
+                                  Config("/a")};
+  const auto encoded = [](const Config& tree) {
+    return core::encode_descriptor(tree, [](const Tensor&) { return std::nullopt; });
+  };
+  for (const Config& bad : bad_slices) refused(encoded(ConfigArray{bad}));
+  refused(encoded(Config("no array")));
+}
+
+TEST_CASE("the message in front of a part must be that of the part") {
+  gather::PartHeader header{.layer = 4, .part = 2, .parts = 3, .record = {}};
+  const auto received = [&](std::uint64_t layer, std::uint32_t part, std::uint32_t parts) {
+    return gather::received_part(std::as_bytes(std::span(&header, 1)), 7, layer, part, parts).header.parts;
+  };
+  CHECK(received(4, 2, 3) == 3);
+  for (const auto& [layer, part, parts] : {std::array<std::uint32_t, 3>{3, 2, 3}, {4, 0, 0}, {4, 1, 3}, {4, 2, 4}})
+    CHECK(has(words_of(ErrorKind::corrupt, [&] { received(layer, part, parts); }), "but rank 7 sent part 2 of 3"));
+  header.parts = 2;
+  CHECK(has(words_of(ErrorKind::corrupt, [&] { received(4, 2, 2); }), "but rank 7 sent part 2 of 2"));
+  const auto cut = std::as_bytes(std::span(&header, 1)).first(sizeof header - 1);
+  CHECK(has(words_of(ErrorKind::corrupt, [&] { gather::received_part(cut, 7, 4, 2, 3); }), "rank 7 is too short"));
 }
 
 TEST_CASE("tensors that are not sent use no space and are never cut") {
