@@ -12,6 +12,7 @@
 #include "muster/log.hpp"
 #include "src/cuda/staging.hpp"
 #include "src/gather/opening.hpp"
+#include "src/os/fault.hpp"
 
 namespace muster::cuda {
 namespace {
@@ -32,6 +33,7 @@ void send_message(const gather::GatherCall& call, OfferHeader header, std::span<
   for (const ExportedBuffer& exported : exports) append(message, exported);
   for (const std::uint64_t buffer : gone) append(message, buffer);
   message.insert(message.end(), body.begin(), body.end());
+  os::damage_descriptor(message);
   call.group->send(call.first(), message, call.wait(offer_phase), group::Subject::exchange);
 }
 

@@ -4,6 +4,11 @@
 
 #include "tests/device/device_ranks.hpp"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "src/cuda/destination.hpp"
+
 using namespace muster;
 using namespace muster::test;
 
@@ -101,6 +106,54 @@ TEST_CASE("more allocations in one exchange than remain open after it") {
       RANK_CHECK(still_open("opened") == 256);
     }
   });
+}
+
+TEST_CASE("a malformed offer is an error on all ranks, and the group remains usable" * over_fake) {
+  /// Sets a byte of the descriptor, with its hash, and then changes the header.
+  struct Forgery {
+    const char* words;
+    std::size_t at;
+    int value;
+    void (*change)(cuda::OfferHeader&);
+  };
+  static const Forgery* forgery = nullptr;
+  // The descriptor: magic number, version, tag, kind, dtype, rank, four extents, and the place of IPC.
+  const std::vector<Forgery> by_both = {
+      {"differs from the announced one", 1, 1, [](cuda::OfferHeader& header) { ++header.body_hash; }},
+      {"differs from the announced one", 1, 1, [](cuda::OfferHeader& header) { ++header.body_bytes; }},
+      {"too short", 1, 1, [](cuda::OfferHeader& header) { header.exports = 1000; }},
+      {"a tensor exceeds the announced bytes", 6, 127, nullptr}};
+  const std::vector<Forgery> by_ipc = {{"is in no allocation that was offered", 10, 2, nullptr},
+                                       {"a tensor exceeds the announced bytes", 11, 127, nullptr}};
+  for (const char* const method : {"ipc", "nccl"}) {
+    const Setting way("MUSTER_DEVICE_TRANSPORT", method);
+    run_ranks(2, [&](Group& group) {
+      // As large as an allocation.
+      const Config mine = device_pattern(DType::f64, {8, 8, 8, 16}, 1, group.rank());
+      const auto refuse = [&](const Forgery& each) {
+        forgery = &each;
+        if (group.rank() == 1)
+          os::set_damage_hook([](std::span<std::byte> message) {
+            cuda::OfferHeader header;
+            if (message.size() < sizeof header) return;
+            std::memcpy(&header, message.data(), sizeof header);
+            const auto body = message.last(header.body_bytes);
+            body[forgery->at] = static_cast<std::byte>(forgery->value);
+            header.body_hash = XXH3_64bits(body.data(), body.size());
+            if (forgery->change != nullptr) forgery->change(header);
+            std::memcpy(message.data(), &header, sizeof header);
+            os::set_damage_hook(nullptr);
+          });
+        fails_alike(group, ErrorKind::corrupt, {"device tensors of rank 1", each.words},
+                    [&] { (void)get_configs_parallel(&mine, all_of(group), group, to_device()); });
+      };
+      for (const Forgery& each : by_both) refuse(each);
+      if (std::string_view(method) == "ipc")
+        for (const Forgery& each : by_ipc) refuse(each);
+      const GatheredConfigs all = get_configs_parallel(&mine, all_of(group), group, to_device());
+      if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(all[1]->as_tensor()), DType::f64, {8, 8, 8, 16}, 1));
+    });
+  }
 }
 
 TEST_CASE("several ranks on one device: IPC") {
