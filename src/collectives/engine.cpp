@@ -266,13 +266,13 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
         const auto then = [&](std::span<const CallSummary> cards) {
           if (call.card.wants == 0) return;
           std::int64_t extent = 0;
+          bool is_malformed = false;
           for (const CallSummary& card : cards) {
-            extent += card.extent;
+            is_malformed |= card.extent < 0 || __builtin_add_overflow(extent, card.extent, &extent);
             sizes_.push_back(card.bytes);
           }
-          if (std::ranges::any_of(cards, [](const CallSummary& card) { return card.extent < 0; }) ||
-              std::accumulate(sizes_.begin(), sizes_.end(), std::uint64_t{0}) !=
-                  byte_size(tensor.dtype(), with_extent(tensor.shape(), along, extent)))
+          if (is_malformed || std::accumulate(sizes_.begin(), sizes_.end(), std::uint64_t{0}) !=
+                                  byte_size(tensor.dtype(), with_extent(tensor.shape(), along, extent)))
             throw Error(ErrorKind::corrupt,
                         "malformed message: the ranks announce another number of bytes than their sizes have");
           if (into == nullptr && what.varies) allocate(extent);

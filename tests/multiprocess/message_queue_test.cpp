@@ -13,6 +13,8 @@
 
 #include "doctest/doctest.h"
 #include "src/group/region.hpp"
+#include "src/os/pages.hpp"
+#include "src/shm/segment.hpp"
 #include "tests/support/kills.hpp"
 #include "tests/support/patterns.hpp"
 
@@ -95,6 +97,36 @@ TEST_CASE("messages of a dead writer are still read, then it is named; a writer 
     });
     check_ended(ended, is_killed ? std::vector<int>{0} : std::vector<int>{});
   }
+}
+
+TEST_CASE("a chunk that is longer than the ring fails the queue on all ranks") {
+  const std::uint64_t capacity = 64 << 10;
+  run_ranks(3, [&](Group& group) {
+    const auto region = group::Region::own();
+    std::uint64_t place = region->take(os::page_size());
+    MessageQueue queue(group, {.writer = 0, .capacity = capacity});
+    if (group.rank() == 0) {
+      queue.put(message(1, 10));
+      // Behind the words of the writer and of each rank is the header of the message, with its length.
+      const std::uint64_t heads = 64 * (1 + static_cast<std::uint64_t>(group.size()));
+      for (bool is_found = false; !is_found; place += os::page_size()) {
+        try {
+          const shm::RemoteSegment segment(*region, place, os::Access::read_write);
+          is_found = segment.capacity() == heads + capacity;
+          if (is_found) std::memcpy(segment.mapping().data() + heads, &capacity, sizeof capacity);
+        } catch (const Error&) {
+          continue;  // no segment begins here
+        }
+      }
+    }
+    group.barrier();
+    error_of(ErrorKind::corrupt, {"longer than its ring"}, [&] {
+      if (group.rank() != 0) (void)queue.get();
+      group.barrier();
+      queue.put(message(2, 10));
+    });
+    if (group.rank() != 0) group.barrier();
+  });
 }
 
 TEST_CASE("a dead reader is dropped, or fails the writer once it is too far behind") {

@@ -15,7 +15,9 @@
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/merge_gather.hpp"
+#include "muster/process_group.hpp"
 #include "muster/shared_arena.hpp"
+#include "src/collectives/backend.hpp"
 #include "src/group/control_block.hpp"
 #include "src/os/pages.hpp"
 #include "src/shm/segment.hpp"
@@ -221,6 +223,91 @@ TEST_CASE("an offset without a ring of windows is an error") {
   }
   header = {good.magic, 1 << 16, 0};
   CHECK(shm::WindowRing(*region, ring.place()).window_bytes() == 0);
+}
+
+TEST_CASE("a malformed card of a collective fails the group on all ranks") {
+  using namespace collectives;
+  using Call = void (*)(Backend&, CallSummary&, const Opened&);
+  static std::vector<std::byte> data(8192);
+  const Call all_to_all = [](Backend& backend, CallSummary& card, const Opened& opened) {
+    backend.all_to_all(card, opened, std::vector<Bytes>(3), std::vector<Room>(3), {});
+  };
+  const Call all_gather = [](Backend& backend, CallSummary& card, const Opened& opened) {
+    backend.all_gather(card, opened, {}, std::vector<Room>(3), {});
+  };
+  const Call reduce = [](Backend& backend, CallSummary& card, const Opened& opened) {
+    card.bytes = 64;
+    backend.all_reduce(card, opened, merge::Combine::sum, DType::u8, Bytes(data).first(64), Room(data).first(64), {});
+  };
+  const Call reduce_shared = [](Backend& backend, CallSummary& card, const Opened& opened) {
+    card.bytes = data.size();
+    (void)backend.all_reduce_shared(card, opened, merge::Combine::sum, DType::u8, data, {});
+  };
+  const auto ignore = [](std::span<const CallSummary>) {};
+  run_ranks(3, [&](Group& group) {
+    const shm::OwnedSegment small(4096);
+    const shm::OwnedSegment enough(data.size());
+    struct Forgery {
+      std::string words;
+      int by = 1;
+      Call others = nullptr;
+      CallHead head = {};
+      InputPlace input = {};
+      ResultOffer result = {};
+    };
+    for (const Forgery& each : {
+             Forgery{"pieces that exceed a chunk", 1, all_gather, {.piece = 0}},
+             Forgery{"pieces that exceed a chunk", 1, all_gather, {.piece = (128 << 10) + 1}},
+             Forgery{"outside the shared memory of its sender", 1, reduce, {.bytes = 64}, {1, 0}},
+             Forgery{"outside the arena of its sender", 1, reduce, {.bytes = 64}, {small.place(), 4096 - 63}},
+             Forgery{"outside the arena of its sender", 1, reduce, {.bytes = 64}, {small.place(), UINT64_MAX - 63}},
+             Forgery{"a loaned buffer is too small", 0, reduce_shared, {}, {}, {small.place(), 1}},
+             Forgery{"not offered for a lease", 0, reduce_shared, {}, {}, {enough.place(), 7}},
+         }) {
+      const auto copy = group.duplicate();
+      const auto backend = shared_backend(group::inside(*copy), {});
+      CallSummary card;
+      const bool is_forger = group.rank() == each.by;
+      if (is_forger) {
+        static_cast<CallHead&>(card) = each.head;
+        card.input = each.input;
+        card.result = each.result;
+      }
+      error_of(ErrorKind::corrupt, {each.words}, [&] {
+        (is_forger ? all_to_all : each.others)(*backend, card, ignore);
+        copy->barrier();
+      });
+    }
+    // Extents and bytes of an all_gatherv. The sums of the first pair would agree.
+    for (const auto& [extent, bytes] :
+         {std::pair<std::int64_t, std::uint64_t>{-1, UINT64_MAX - 3}, {6, 20}, {INT64_MAX, 20}}) {
+      const std::vector<std::string> words = {"another number of bytes than their sizes have"};
+      if (group.rank() != 1) {
+        ProcessGroup all(group);
+        const auto gather = [&] { (void)all.all_gatherv(pattern(DType::f32, {5}, 1)); };
+        error_of(ErrorKind::io, {"not yet"}, gather);
+        error_of(ErrorKind::corrupt, words, gather);
+        continue;
+      }
+      const auto copy = group.duplicate();
+      const auto backend = shared_backend(group::inside(*copy), {});
+      CallSummary card;
+      card.status = 1;
+      const auto learn = [&](std::span<const CallSummary> cards) {
+        card.agreed = cards[0].agreed;
+        group::inside(*copy).agree(Error(ErrorKind::io, "not yet"), {});
+      };
+      error_of(ErrorKind::io, {"not yet"}, [&] { all_to_all(*backend, card, learn); });
+      card.status = 0;
+      card.extent = extent;
+      card.bytes = bytes;
+      error_of(ErrorKind::corrupt, words, [&] {
+        all_to_all(*backend, card, ignore);
+        copy->barrier();
+      });
+    }
+    group.barrier();
+  });
 }
 
 TEST_CASE("a control block of another layout is refused as another version") {
