@@ -5,7 +5,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -15,7 +14,6 @@
 #include "muster/workspace.hpp"
 #include "src/gather/workspace_route.hpp"
 #include "src/os/directory.hpp"
-#include "src/os/fault.hpp"
 #include "src/os/file.hpp"
 #include "src/workspace/names.hpp"
 #include "src/workspace/survey.hpp"
@@ -45,12 +43,6 @@ Generations there(const std::string& directory, int rank) {
         name && name->kind == workspace::NameKind::state && name->rank == rank)
       steps.insert(name->step);
   return steps;
-}
-
-std::vector<std::string> synced;
-int record_sync(std::string_view call, std::string_view path) {
-  if (call == "fsync" || call == "fsync-directory") synced.emplace_back(path);
-  return 0;
 }
 
 }  // namespace
@@ -174,18 +166,6 @@ TEST_CASE("after a restart the states of the earlier job are read, whatever the 
   });
   // No state of the earlier job was deleted.
   CHECK(there(path, 2) == Generations{100, 200});
-}
-
-TEST_CASE("the directories of a workspace and its marker file are on disk before it is used") {
-  const TemporaryDirectory directory;
-  synced.clear();
-  os::set_fault_hook(record_sync);
-  { const Workspace workspace(directory / "new/deep", single_group()); }
-  os::set_fault_hook(nullptr);
-  for (const std::string& path : {directory.path().string(), directory / "new", directory / "new/deep"})
-    CHECK_MESSAGE(std::ranges::find(synced, path) != synced.end(), path);
-  CHECK(std::ranges::any_of(
-      synced, [](const std::string& path) { return path.find("muster-workspace.json") != std::string::npos; }));
 }
 
 TEST_CASE("a marker file that a power failure has emptied is written again, and refuses no rank") {

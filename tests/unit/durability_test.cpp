@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -14,6 +15,8 @@
 #include "doctest/doctest.h"
 #include "muster/export.hpp"
 #include "muster/group.hpp"
+#include "muster/live_export.hpp"
+#include "muster/publish.hpp"
 #include "muster/safetensors.hpp"
 #include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
@@ -52,8 +55,8 @@ class Disk {
     std::vector<std::string> all = wrong_;
     for (const auto& [path, is_dirty] : files_)
       if (is_dirty && !is_growing(path)) all.push_back("at the end: the bytes of " + path);
-    for (const std::string& directory : unsynced_names_)
-      if (!is_growing(directory)) all.push_back("at the end: names in " + directory);
+    for (const std::string& name : unsynced_names_)
+      if (!is_growing(parent(name))) all.push_back("at the end: the name " + name);
     return all;
   }
   /// Returns whether a file of this name was synced, in any directory.
@@ -77,14 +80,17 @@ class Disk {
     calls_.emplace_back(call, path);
     if (call == "pwrite" || call == "create" || call == "fallocate" || call == "ftruncate") {
       files_[path] = true;
-      if (call == "create") unsynced_names_.insert(parent(path));
+      if (call == "create") unsynced_names_.insert(path);
     } else if (call == "fsync" || call == "fdatasync") {
       files_[path] = false;
       synced_.insert(fs::path(path).filename());
     } else if (call == "mkdir") {
-      unsynced_names_.insert(parent(path));
-    } else if (call == "fsync-directory") {
+      if (!fs::exists(path)) unsynced_names_.insert(path);
+    } else if (call == "unlink") {
+      files_.erase(path);
       unsynced_names_.erase(path);
+    } else if (call == "fsync-directory") {
+      std::erase_if(unsynced_names_, [&](const std::string& name) { return parent(name) == path; });
     } else if (call == "rename" || call == "plain-rename" || call == "exchange" || call == "link") {
       take_name(path);
     }
@@ -95,13 +101,14 @@ class Disk {
     for (const auto& [file, is_dirty] : files_)
       if (is_dirty && (file == path || file.starts_with(grown)))
         wrong_.push_back(path + " gets its name before the bytes of " + file + " are on the disk");
-    for (const std::string& directory : unsynced_names_)
-      if (directory.starts_with(grown)) wrong_.push_back(path + " gets its name before the names in " + directory);
+    for (const std::string& name : unsynced_names_)
+      if (parent(name).starts_with(grown)) wrong_.push_back(path + " gets its name before the name " + name);
     // The hook does not see every change in a directory, so the directory must be synced last.
     const auto& before = calls_.size() < 2 ? calls_.back() : calls_[calls_.size() - 2];
-    if (!files_.contains(path) && !(before.first == "fsync-directory" && before.second.starts_with(grown)))
+    if (!files_.contains(path) && !is_growing(path) &&
+        !(before.first == "fsync-directory" && before.second.starts_with(grown)))
       wrong_.push_back(path + " gets its name after " + before.first + " of " + before.second);
-    unsynced_names_.insert(parent(path));
+    unsynced_names_.insert(path);
   }
 
   static inline Disk* only_ = nullptr;
@@ -113,13 +120,26 @@ class Disk {
   std::vector<std::pair<std::string, std::string>> calls_;
 };
 
-struct Publisher {
+struct Publication {
   const char* name;
   std::function<void(const std::string& directory)> write;
 };
 
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text));
+}
+
+std::vector<TensorPart> part_of(const std::string& name, std::uint64_t seed) {
+  return {{name, pattern(DType::f32, {100, 100}, seed)}};
+}
+
+/// Exports units of one tensor each.
+void export_units(const std::vector<std::string>& names, const std::string& out) {
+  const PartSource source = [&, next = std::size_t{0}]() mutable -> std::optional<std::vector<TensorPart>> {
+    if (next == names.size()) return std::nullopt;
+    return part_of(names[next++], 3);
+  };
+  export_model(source, out, "", *single_group());
 }
 
 }  // namespace
@@ -134,11 +154,12 @@ TEST_CASE("a power failure loses nothing of a file or directory that a durable c
   write_text(models / "model/1_Pooling/pooling.json", "{}");
   shard_model(models / "model", models / "shards", {.tensor = 2}, "llama");
   REQUIRE(fs::exists(models / "shards/1_Pooling/pooling.json"));
+  export_model(part_of("weight", 3), models / "base", "", *single_group(), {.files = {{"config.json", "{}"}}});
   const auto exports = [&](const std::string& directory, bool force) {
     export_model(models / "shards", directory + "/exported", "llama", *single_group(),
                  {.force = force, .max_shard_size = 90'000});
   };
-  const Publisher publishers[] = {
+  const Publication publications[] = {
       {"an output file",
        [](const std::string& directory) {
          os::PublishedFile file(directory + "/file");
@@ -162,6 +183,8 @@ TEST_CASE("a power failure loses nothing of a file or directory that a durable c
          write_state_file(directory + "/state", some_config(), one(), {.zstd_level = 1, .chunk_bytes = 1000});
        }},
       {"a safetensors file", [](const std::string& directory) { write_tensors(directory + "/file", one()); }},
+      {"a new workspace",
+       [](const std::string& directory) { const Workspace workspace(directory + "/new/deep", single_group()); }},
       {"states of a workspace",
        [](const std::string& directory) {
          const auto group = single_group();
@@ -186,12 +209,26 @@ TEST_CASE("a power failure loses nothing of a file or directory that a durable c
          exports(directory, false);
          exports(directory, true);
        }},
+      {"a live export",
+       [](const std::string& directory) {
+         export_model(part_of("weight", 3), directory + "/exported", "", *single_group());
+       }},
+      {"a live export unit by unit",
+       [](const std::string& directory) {
+         export_units({"a", "b"}, directory + "/exported");
+       }},
+      {"a version with changes, and a full version",
+       [&](const std::string& directory) {
+         const auto group = single_group();
+         Publisher publisher(directory + "/source", {.base = models / "base"}, *group);
+         for (const bool is_full : {false, true}) publisher.publish(part_of("weight", 4), {.full = is_full});
+       }},
   };
-  for (const Publisher& publisher : publishers) {
-    CAPTURE(std::string(publisher.name));
+  for (const Publication& publication : publications) {
+    CAPTURE(std::string(publication.name));
     const TemporaryDirectory work(Medium::memory);
     const Disk disk;
-    publisher.write(work.path());
+    publication.write(work.path());
     for (const std::string& loss : disk.losses()) FAIL_CHECK(loss);
     std::size_t files = 0;
     for (const auto& entry : fs::recursive_directory_iterator(work.path())) {
@@ -224,6 +261,11 @@ TEST_CASE("space for each large file is reserved before its first byte is writte
     const Disk disk;
     export_model(work / "shards", work / "exported", "llama", *single_group());
     has_reserved(disk, "model.safetensors");
+  }
+  {
+    const Disk disk;
+    export_units({"weight"}, work / "units");
+    has_reserved(disk, "part-00001");
   }
   const Disk disk;
   write_state_file(work / "state", some_config(), one());
