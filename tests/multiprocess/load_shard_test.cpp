@@ -16,6 +16,7 @@
 #include "src/checkpoint/model/model_files.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/forked_ranks.hpp"
+#include "tests/support/kills.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -199,19 +200,20 @@ TEST_CASE("a failure of one rank to load is an error on every rank, and the grou
   });
 }
 
-TEST_CASE("a rank that dies while it loads is reported to the others at once") {
+TEST_CASE("a rank that dies or stops while it loads is named by the others") {
   const test::TemporaryDirectory work{test::Medium::memory};
   inspect::write_demo_model(some_llama(), work / "model", 1 << 24);
-  test::run_ranks(3,
-                  [&](Group& group) {
-                    const auto die = [&](const Progress& progress) {
-                      if (group.rank() == 2 && progress.bytes > (4 << 20)) std::raise(SIGKILL);
-                    };
-                    const Error error = test::error_of([&] {
-                      load_shard(work / "model", {.tensor = 3}, group.rank(), "llama", group, {.progress = die});
-                    });
-                    RANK_CHECK(error.kind() == ErrorKind::peer_lost);
-                    RANK_CHECK(test::says(error, "rank 2"));
-                  },
-                  {2});
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    CAPTURE(signal);
+    const auto ended = test::try_losing(2, signal, 3, [&](Group& group) {
+      const auto end = [&](const Progress& progress) {
+        if (group.rank() == 2 && progress.bytes > (4 << 20)) std::raise(signal);
+      };
+      const Error error = test::error_of(
+          signal == SIGKILL ? ErrorKind::peer_lost : ErrorKind::timeout, {"rank 2"},
+          [&] { load_shard(work / "model", {.tensor = 3}, group.rank(), "llama", group, {.progress = end}); });
+      RANK_CHECK(error.rank() == 2);
+    });
+    test::check_ended(ended, {2});
+  }
 }

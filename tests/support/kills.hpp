@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "muster/error.hpp"
 #include "tests/support/forked_ranks.hpp"
@@ -21,6 +23,15 @@ inline void kill_self_after(std::chrono::microseconds delay) {
     std::this_thread::sleep_for(delay);
     ::kill(::getpid(), SIGKILL);
   }).detach();
+}
+
+/// Runs `body` in the ranks of one group. One of them, `victim`, kills itself (SIGKILL) or stops (SIGSTOP). The others
+/// notice a stopped rank only at their deadline, which is short. Returns how each rank ended.
+inline std::vector<Ended> try_losing(int victim, int signal, int count, const std::function<void(Group&)>& body) {
+  const std::chrono::seconds timeout(signal == SIGKILL ? 20 : under_sanitizer ? 5 : 1);
+  const GroupOf group(count);
+  Ranks ranks(count, [&](int rank) { body(*group.join(rank, timeout)); });
+  return ranks.wait_and_kill(victim, std::chrono::seconds(60));
 }
 
 /// Called in a surviving rank: the error must name the victim, and must arrive within `within`.
