@@ -6,9 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "doctest/doctest.h"
 #include "muster/workspace.hpp"
@@ -231,6 +234,23 @@ TEST_CASE("the last survivor removes the files of a killed rank") {
     RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.rank() == 1);
   });
   CHECK(is_clean(directory));
+}
+
+TEST_CASE("the end of a group does not wait for the next heartbeat") {
+  const TemporaryDirectory directory;
+  FileGroupOptions options = options_of(directory, 0, 1);
+  options.heartbeat = 1s;
+  options.lost_after = 20s;
+  std::vector<std::chrono::steady_clock::duration> ends;
+  for (int turn = 0; turn < 5; ++turn) {
+    auto group = file_group(options);
+    std::this_thread::sleep_for(options.heartbeat / 10);  // now the thread of the heartbeat sleeps
+    const auto since = std::chrono::steady_clock::now();
+    group.reset();
+    ends.push_back(std::chrono::steady_clock::now() - since);
+  }
+  std::ranges::nth_element(ends, ends.begin() + 2);
+  CHECK(ends[2] < options.heartbeat / 2);
 }
 
 TEST_CASE("different calls are an error on all ranks, and so is a group that one rank fails") {
