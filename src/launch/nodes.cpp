@@ -21,8 +21,6 @@
 namespace muster::launch {
 namespace {
 
-using namespace std::chrono_literals;
-
 /// The first record that each launcher sends to the others.
 struct Opening {
   std::int32_t ranks = 0;
@@ -153,7 +151,7 @@ void Nodes::run() {
       EndRecord mine;
       {
         std::unique_lock lock(mutex_);
-        changed_.wait_for(lock, 200ms, [&] { return is_new_ || stops_; });
+        changed_.wait_for(lock, between_rounds, [&] { return is_new_ || stops_; });
         if (stops_) return;
         is_new_ = false;
         mine = mine_;

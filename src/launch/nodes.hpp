@@ -11,6 +11,7 @@
 //  3. When the ranks of all nodes have ended, the rounds end.
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -55,6 +56,9 @@ os::Fd listen_for_ranks(int port);
 
 class Nodes {
  public:
+  /// The longest pause between two rounds.
+  static constexpr std::chrono::milliseconds between_rounds{200};
+
   /// Step 1. Collective over the launchers. Throws Error(invalid_argument) for invalid options, and as tcp_group().
   Nodes(const LaunchNodes& options, int ranks);
   ~Nodes();

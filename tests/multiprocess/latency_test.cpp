@@ -5,11 +5,15 @@
 //
 // Messages have no such test: a rank that waits for one polls at growing intervals. An interval is never longer than
 // 1/64 of the time it has waited.
-// The launcher has none either: it waits in poll() for the pipes of its ranks themselves, so no wake-up can be lost.
+// The launcher of one host has none either: it waits in poll() for the pipes of its ranks themselves, so no wake-up can
+// be lost.
+
+#include <poll.h>
 
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -20,14 +24,18 @@
 #include "muster/gather_each.hpp"
 #include "muster/message_queue.hpp"
 #include "muster/process_group.hpp"
+#include "src/checkpoint/assembly/assembly.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/group/watchdog.hpp"
+#include "src/launch/nodes.hpp"
 #include "src/os/process.hpp"
 #include "src/shm/window_ring.hpp"
 #include "tests/support/forked_ranks.hpp"
+#include "tests/support/memory_source.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/shared_words.hpp"
 #include "tests/support/stepped_end.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -80,6 +88,40 @@ void check_latency(Group& group, const Wait& wait, SharedWords& words) {
 /// Both ranks make the same call.
 Wait together(const std::function<void(int)>& call) {
   return {call, call};
+}
+
+/// Rank 0 delivers two items in order. The first one has bytes of rank 1, which reads them late.
+void assemble_in_order(Group& group) {
+  struct Source final : MemorySource {
+    bool is_late = false;
+    void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override {
+      if (is_late) std::this_thread::sleep_for(group::Watchdog::slice / 8);
+      MemorySource::read(tensor, offset, target);
+    }
+  } source;
+  source.add("weight", DType::u8, {8}, std::vector<std::byte>(8));
+  source.is_late = group.rank() == 1;
+  ProcessWork work;
+  work.window_bytes = 4096;
+  work.depth = 1;
+  work.targets.emplace_back().name = "file";
+  for (const StepKind kind : {StepKind::window, StepKind::direct}) {
+    if (source.is_late && kind == StepKind::direct) break;
+    Step& step = work.steps.emplace_back();
+    step.kind = kind;
+    step.offset = kind == StepKind::direct ? 8 : 0;
+    step.bytes = 8;
+    step.contributors = 1;
+    if (source.is_late || kind == StepKind::direct) step.copies = {{.bytes = 8, .rows = 1}};
+  }
+  work.turns = source.is_late ? 0 : 1;
+  std::uint64_t next = 0;
+  assemble(
+      group, work, source, {}, [](std::uint32_t) {}, {},
+      [&](std::uint32_t, std::uint64_t offset, std::span<const std::byte>) {
+        RANK_CHECK(offset == next);
+        next += 8;
+      });
 }
 
 std::vector<Kind> kinds() {
@@ -213,6 +255,8 @@ std::vector<Kind> kinds() {
                        .waiter = 1};
                  },
                  true});
+  all.push_back({"the turn of an item of an export",
+                 [](Group& group) { return together([&](int) { assemble_in_order(group); }); }, true});
   return all;
 }
 
@@ -247,4 +291,27 @@ TEST_CASE("ranks that wait for the last one complete the rendezvous soon after i
   std::ranges::nth_element(latencies, latencies.begin() + turns / 2);
   // The two steps of a rendezvous. Each would wait until its next poll.
   CHECK(milliseconds(latencies[turns / 2] / 1'000'000) < 2 * group::between_questions);
+}
+
+TEST_CASE("a launcher of several hosts reacts to the end of its ranks, and ends, before the next round is due") {
+  for (const bool is_told : {true, false}) {
+    std::vector<std::uint64_t> latencies;
+    for (int turn = 0; turn < 5; ++turn) {
+      const TemporaryDirectory directory;
+      auto nodes = std::make_unique<launch::Nodes>(LaunchNodes{.rendezvous = "file://" + directory / "meeting"}, 1);
+      nodes->start();
+      std::this_thread::sleep_for(launch::Nodes::between_rounds / 4);
+      const std::uint64_t since = now_ns();
+      if (is_told) {
+        nodes->tell(true, 0, "");
+        pollfd wanted{nodes->descriptor(), POLLIN, 0};
+        CHECK(::poll(&wanted, 1, 10'000) == 1);
+      } else {
+        nodes.reset();
+      }
+      latencies.push_back(now_ns() - since);
+    }
+    std::ranges::nth_element(latencies, latencies.begin() + 2);
+    CHECK(milliseconds(latencies[2] / 1'000'000) < launch::Nodes::between_rounds / 2);
+  }
 }
