@@ -28,7 +28,7 @@ inline void kill_self_after(std::chrono::microseconds delay) {
 /// Runs `body` in the ranks of one group. One of them, `victim`, kills itself (SIGKILL) or stops (SIGSTOP). The others
 /// notice a stopped rank only at their deadline, which is short. Returns how each rank ended.
 inline std::vector<Ended> try_losing(int victim, int signal, int count, const std::function<void(Group&)>& body) {
-  const std::chrono::seconds timeout(signal == SIGKILL ? 20 : under_sanitizer ? 5 : 1);
+  const std::chrono::seconds timeout(signal == SIGKILL ? 20 : under_sanitizer ? 6 : 3);
   const GroupOf group(count);
   Ranks ranks(count, [&](int rank) { body(*group.join(rank, timeout)); });
   return ranks.wait_and_kill(victim, std::chrono::seconds(60));
