@@ -60,7 +60,7 @@ struct GatherOptions {
   struct Workspace {
     /// The directory. It is created if it does not exist. Empty: no files are used. Either all members of a list set it
     /// or none does. Members may spell the path differently, but the paths must lead to the same directory.
-    /// The root checks each file except the elements of uncompressed tensors. `muster verify` checks these in kept files.
+    /// The root checks each file except the elements of uncompressed tensors. `muster verify` checks whole kept files.
     std::string path = {};
     /// Keeps the contribution of every member in the directory as a durable state file, for inspection. The same on all
     /// members.

@@ -10,6 +10,7 @@
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "muster/mpi.hpp"
+#include "muster/version.hpp"
 #include "src/group/group.hpp"
 #include "src/mpi/transport.hpp"
 #include "src/multihost/hosts.hpp"
@@ -196,7 +197,8 @@ TEST_CASE("ranks of other versions and of other byte order cannot be in one grou
   std::vector<multihost::RankMetadata> cards(3, multihost::own_card());
   CHECK_NOTHROW(multihost::check_versions(cards));
   std::memcpy(cards[2].version.data(), "0.0.1", 6);
-  error_of(ErrorKind::version, {"rank 2 runs Muster 0.0.1"}, [&] { multihost::check_versions(cards); });
+  error_of(ErrorKind::version, {"rank 2 runs Muster 0.0.1, rank 0 runs " + std::string(version())},
+           [&] { multihost::check_versions(cards); });
   cards[2] = cards[0];
   // A build of the same version that has no such number.
   cards[2].layout = 0;

@@ -13,6 +13,7 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather_each.hpp"
+#include "muster/process_group.hpp"
 #include "muster/shared_arena.hpp"
 #include "tests/support/exchanges.hpp"
 #include "tests/support/thrown.hpp"
@@ -172,7 +173,7 @@ TEST_CASE("a file size limit (RLIMIT_FSIZE) on a sender does not keep it from wr
   });
 }
 
-TEST_CASE("an address space limit (RLIMIT_AS) on one rank is an error on all ranks, for every gather and merge") {
+TEST_CASE("an address space limit (RLIMIT_AS) on one rank is an error on all ranks, for each kind of call") {
   if (under_sanitizer) {
     MESSAGE("skipped: sanitizers need the address space");
     return;
@@ -197,6 +198,7 @@ TEST_CASE("an address space limit (RLIMIT_AS) on one rank is an error on all ran
     for (const Merge& merge : {merge::concat(0), merge::sum()})
       run(victim, 700 << 20, 300 << 20,
           [&merge](const Tensor& much, Group& group) { (void)merge_tensor_parallel(much, merge, four, group); });
+  run(2, 512 << 20, 100 << 20, [](const Tensor& much, Group& group) { (void)ProcessGroup(group).all_gatherv(much); });
 }
 
 TEST_CASE("merges of more than the machine's memory, of tensors that repeat one byte") {
