@@ -155,7 +155,7 @@ void Relay::accept() {
     if (!socket) return;
     branches_.push_back(
         {.number = ++last_number_, .line = std::make_unique<SocketLine>(std::move(*socket), "a process of this host")});
-    // The hello of a rank has usually arrived already.
+    // The hello has usually arrived already. A rank whose hello is known survives a later failure of this loop.
     hear(branches_.back());
   }
 }

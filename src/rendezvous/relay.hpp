@@ -9,7 +9,7 @@
 //     answers with a card, which names the relay. Until rank 0 has accepted that rank, the relay sends it the card
 //     again every second, and after each failed attempt to reach rank 0. A rank that receives no card for five seconds
 //     leaves the relay, and from then on connects to rank 0 itself. If the relay ends before rank 0 has accepted it,
-//     the next rank claims the name.
+//     the next rank claims the name. A relay that lacks descriptors for more ranks gives the name up.
 //  3. When rank 0 has accepted the relay, the relay numbers its lines and passes the hellos on. From then on it passes
 //     all messages on. It adds the number of the line to a message of a rank. A message of rank 0 names its lines. Rank
 //     0 sends a message for several ranks once per trunk.

@@ -6,6 +6,7 @@
 
 #include "muster/error.hpp"
 #include "src/os/futex.hpp"
+#include "src/os/pages.hpp"
 #include "src/os/process.hpp"
 #include "src/shm/stream_copy.hpp"
 
@@ -59,7 +60,7 @@ WindowRing::WindowRing(std::uint32_t depth, std::uint64_t window_bytes, std::siz
 WindowRing::WindowRing(const group::Region& region, std::uint64_t place)
     : memory_(region.memory()), place_(place), is_own_(false), pid_(os::process_id()) {
   const std::uint64_t room = region.size() - std::min(place, region.size());
-  if (room < ring_header_bytes)
+  if (room < ring_header_bytes || place % os::page_size() != 0)
     throw Error(ErrorKind::corrupt, "malformed message: it names an address outside the shared memory of its sender");
   mapping_ = os::Mapping(*memory_, os::Access::read_write, place, ring_header_bytes);
   depth_ = header().depth;

@@ -173,7 +173,8 @@ TEST_CASE("a file size limit (RLIMIT_FSIZE) on a sender does not keep it from wr
   });
 }
 
-TEST_CASE("an address space limit (RLIMIT_AS) on one rank is an error on all ranks, for each kind of call") {
+TEST_CASE(
+    "an address space limit (RLIMIT_AS) on one rank is an error on all ranks, for gathers, merges and all_gatherv") {
   if (under_sanitizer) {
     MESSAGE("skipped: sanitizers need the address space");
     return;

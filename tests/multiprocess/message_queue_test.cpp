@@ -110,6 +110,7 @@ TEST_CASE("a chunk that is longer than the ring fails the queue on all ranks") {
       // Behind the words of the writer and of each rank is the header of the message, with its length.
       const std::uint64_t heads = 64 * (1 + static_cast<std::uint64_t>(group.size()));
       for (bool is_found = false; !is_found; place += os::page_size()) {
+        RANK_CHECK(place < region->size());
         try {
           const shm::RemoteSegment segment(*region, place, os::Access::read_write);
           is_found = segment.capacity() == heads + capacity;

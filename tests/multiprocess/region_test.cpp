@@ -201,27 +201,29 @@ TEST_CASE("an offset without a ring of windows is an error") {
   const auto refused = [&](std::uint64_t place, std::string_view part) {
     CHECK(has(words_of(ErrorKind::corrupt, [&] { const shm::WindowRing other(*region, place); }), part));
   };
-  for (const std::uint64_t place : {region->size() - os::page_size() + 1, region->size(), UINT64_MAX})
+  for (const std::uint64_t place : {std::uint64_t{1}, region->size() - os::page_size() + 1, region->size(), UINT64_MAX})
     refused(place, "outside the shared memory of its sender");
   // There are only zeros.
-  for (const std::uint64_t place : {std::uint64_t{1}, ring.place() + 4096, region->size() - os::page_size()})
+  for (const std::uint64_t place : {ring.place() + 4096, region->size() - os::page_size()})
     refused(place, "buffers that its sender does not have");
   // Values that a peer could write into its own header.
   struct Header {
     std::uint64_t magic;
     std::uint64_t window_bytes;
     std::uint32_t depth;
+    std::uint32_t users;
   };
   const os::Mapping mapping(*region->memory(), os::Access::read_write, ring.place(), sizeof(Header));
   auto& header = *reinterpret_cast<Header*>(mapping.data());
   const Header good = header;
   for (const Header& bad :
-       {Header{good.magic + 1, 1 << 16, 2}, Header{good.magic, 1 << 16, ring.most_depth + 1},
-        Header{good.magic, (region->size() - ring.place()) / 2, 2}, Header{good.magic, UINT64_MAX / 2 + 1, 2}}) {
+       {Header{good.magic + 1, 1 << 16, 2, good.users}, Header{good.magic, 1 << 16, ring.most_depth + 1, good.users},
+        Header{good.magic, (region->size() - ring.place()) / 2, 2, good.users},
+        Header{good.magic, UINT64_MAX / 2 + 1, 2, good.users}}) {
     header = bad;
     refused(ring.place(), "buffers that its sender does not have");
   }
-  header = {good.magic, 1 << 16, 0};
+  header = {good.magic, 1 << 16, 0, good.users};
   CHECK(shm::WindowRing(*region, ring.place()).window_bytes() == 0);
 }
 
