@@ -14,6 +14,7 @@
 #include "src/multihost/forwarding.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/forked_ranks.hpp"
+#include "tests/support/kills.hpp"
 #include "tests/support/open_sockets.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -137,11 +138,7 @@ TEST_CASE("a rank that dies during exports is named by all other ranks") {
     const auto ended = try_ranks(
         number_of_ranks,
         [&](Group& group) {
-          std::thread killer([&] {
-            std::this_thread::sleep_for(400ms);
-            if (group.rank() == victim) ::raise(SIGKILL);
-          });
-          killer.detach();
+          if (group.rank() == victim) kill_self_after(400ms);
           const Error error = export_until_failure(group, work / "out");
           if (error.rank() != victim) throw RankFailure("another rank is blamed: " + std::string(error.what()));
         },
@@ -159,11 +156,12 @@ TEST_CASE("a rank that is stopped during exports is named at the deadline") {
     const auto group = job.join(rank);
     group->barrier();
     group->set_timeout(2s);
-    std::thread stopper([&] {
-      std::this_thread::sleep_for(400ms);
-      if (rank == victim) ::raise(SIGSTOP);
-    });
-    stopper.detach();
+    if (rank == victim) {
+      std::thread([] {
+        std::this_thread::sleep_for(400ms);
+        ::raise(SIGSTOP);
+      }).detach();
+    }
     const Error error = export_until_failure(*group, work / "out");
     if (error.rank() != victim) throw RankFailure("another rank is blamed: " + std::string(error.what()));
   });
