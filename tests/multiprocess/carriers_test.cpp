@@ -4,11 +4,10 @@
 
 #include <signal.h>
 
-#include <thread>
-
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "tests/support/exchanges.hpp"
+#include "tests/support/kills.hpp"
 #include "tests/support/open_sockets.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/shared_words.hpp"
@@ -125,12 +124,7 @@ TEST_CASE("a stopped rider is named at the deadline, not its carrier") {
     const std::vector<int> list = list_from(0);
     const Tensor mine = pattern(DType::u8, {30'000}, static_cast<std::uint64_t>(rank));
     (void)get_tensors_parallel(mine, list, *group);
-    if (rank == victim) {
-      std::thread([] {
-        std::this_thread::sleep_for(100ms);
-        ::raise(SIGSTOP);
-      }).detach();
-    }
+    if (rank == victim) kill_self_after(100ms, SIGSTOP);
     const Error error = error_of([&] {
       for (;;) (void)get_tensors_parallel(mine, list, *group);
     });

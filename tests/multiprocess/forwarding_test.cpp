@@ -5,7 +5,6 @@
 
 #include <map>
 #include <memory>
-#include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/live_export.hpp"
@@ -156,12 +155,7 @@ TEST_CASE("a rank that is stopped during exports is named at the deadline") {
     const auto group = job.join(rank);
     group->barrier();
     group->set_timeout(2s);
-    if (rank == victim) {
-      std::thread([] {
-        std::this_thread::sleep_for(400ms);
-        ::raise(SIGSTOP);
-      }).detach();
-    }
+    if (rank == victim) kill_self_after(400ms, SIGSTOP);
     const Error error = export_until_failure(*group, work / "out");
     if (error.rank() != victim) throw RankFailure("another rank is blamed: " + std::string(error.what()));
   });

@@ -293,9 +293,7 @@ TEST_CASE("ranks that wait for the last one complete the rendezvous soon after i
   CHECK(milliseconds(latencies[turns / 2] / 1'000'000) < 2 * group::between_questions);
 }
 
-TEST_CASE(
-    "the thread by which launchers tell each other of their ranks reacts to the end of its ranks, and ends, before the "
-    "next round is due") {
+TEST_CASE("a launcher passes the end of its ranks on, and ends itself, before its next round is due") {
   for (const bool is_told : {true, false}) {
     std::vector<std::uint64_t> latencies;
     for (int turn = 0; turn < 5; ++turn) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Live exports: random models in the memory of ranks, cut at random, become the model bit by bit. Each mistake is one
-// error on all ranks that leaves nothing behind. Asynchronous exports write what the tensors were at the call.
+// error on all ranks that leaves nothing behind. Asynchronous exports write the tensors as they were at the call.
 
 #include "muster/live_export.hpp"
 

@@ -107,7 +107,7 @@ TEST_CASE("a chunk that is longer than the ring fails the queue on all ranks") {
     MessageQueue queue(group, {.writer = 0, .capacity = capacity});
     if (group.rank() == 0) {
       queue.put(message(1, 10));
-      // Behind the words of the writer and of each rank is the header of the message, with its length.
+      // The header of the message, which begins with its length, follows the words of the writer and of each rank.
       const std::uint64_t heads = 64 * (1 + static_cast<std::uint64_t>(group.size()));
       for (bool is_found = false; !is_found; place += os::page_size()) {
         RANK_CHECK(place < region->size());

@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
-#include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
@@ -18,6 +17,7 @@
 #include "muster/shared_arena.hpp"
 #include "src/os/fault.hpp"
 #include "tests/support/exchanges.hpp"
+#include "tests/support/kills.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -278,11 +278,7 @@ TEST_CASE("a sender that is stopped while its pieces are in flight") {
     std::memset(tensor.mutable_data(), rank, tensor.nbytes());
     mine->barrier();
     const Clock::time_point begin = Clock::now();
-    if (rank == victim)
-      std::thread([] {
-        std::this_thread::sleep_for(15ms);
-        ::kill(::getpid(), SIGSTOP);
-      }).detach();
+    if (rank == victim) kill_self_after(15ms, SIGSTOP);
     const Error error = error_of([&] {
       for (;;) {
         (void)get_tensors_parallel(tensor, ranks_from(0, 4), *mine);

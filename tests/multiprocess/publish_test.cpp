@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publisher: random models in the memory of ranks, cut at random, are published version after version. What a host
-// pulls is the model bit by bit. A failure is one error on all ranks, and no version appears.
+// Publisher: random models in the memory of ranks, cut at random, are published version after version. Each host
+// pulls the model bit by bit. A failure is one error on all ranks, and no version appears.
 
 #include "muster/publish.hpp"
 
@@ -88,7 +88,7 @@ struct SmallModel {
   Tensors wholes;
 };
 
-/// Runs in rank 0: what a host pulls is the model.
+/// Rank 0 pulls the version, which must be the model.
 void check_pulled(const TemporaryDirectory& work, std::uint64_t version, const Tensors& wholes) {
   const PullReport report = pull_version(work / "source", work / "local", {.base = work / "base"});
   RANK_CHECK(report.version == version);

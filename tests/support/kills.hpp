@@ -16,12 +16,12 @@
 
 namespace muster::test {
 
-/// Kills this process after `delay`, from a thread. A kill when the kernel first touches a certain byte would be more
-/// exact, but this is portable.
-inline void kill_self_after(std::chrono::microseconds delay) {
-  std::thread([delay] {
+/// Kills or stops (SIGSTOP) this process after `delay`, from a thread. A kill when the kernel first touches a certain
+/// byte would be more exact, but this is portable.
+inline void kill_self_after(std::chrono::microseconds delay, int signal = SIGKILL) {
+  std::thread([delay, signal] {
     std::this_thread::sleep_for(delay);
-    ::kill(::getpid(), SIGKILL);
+    ::kill(::getpid(), signal);
   }).detach();
 }
 
@@ -34,7 +34,7 @@ inline std::vector<Ended> try_losing(int victim, int signal, int count, const st
   return ranks.wait_and_kill(victim, std::chrono::seconds(60));
 }
 
-/// Called in a surviving rank: the error must name the victim, and must arrive within `within`.
+/// For use in a surviving rank. The error must name the victim, and must arrive within `within`.
 inline void check_named(const Error& error, std::chrono::steady_clock::time_point since, int victim, pid_t pid,
                         std::chrono::milliseconds within) {
   const std::string words = error.what();
